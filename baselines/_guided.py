@@ -44,7 +44,7 @@ COOLED = 0.02  # share of the mean slack that is left at the end of an annealing
 ROUGH = 1.02  # what the search improves of a coarse search, as a multiple of the best given placement
 MOST_NEIGHBOURS = 16  # of a unit, at which a cluster may grow
 LONG = 1000  # evaluations from which on a search has time for large moves
-SWEEPS = 1  # evaluations for each unit from which on single units have a search of their own
+SWEEPS, FEW_SWEEPS = 1, 0.25  # evaluations for each unit from which on single units have a search of their own
 RACE = 3  # a race among searches gets one part in so many of the budget
 PARTS = 8  # parts of the rest, after each of which another search may continue
 LEAST_GAIN = 0.001  # of the step time, in a part: with less, the search gives way
@@ -485,7 +485,9 @@ def search_from(
 
     Large moves gain most at first, and lead to placements that single moves cannot improve. So if the budget has an
     evaluation for each unit (:data:`SWEEPS`), a search that moves single units runs in the race, too: from the best
-    given placement and, if ``fresh``, from a single device, which an eighth of the budget improves before the race.
+    given placement and, if ``fresh``, from a single device, which an eighth of the budget improves before the race. If
+    less than :data:`LONG` evaluations are left, a quarter of an evaluation for each unit is enough
+    (:data:`FEW_SWEEPS`).
 
     Budgets of at least :data:`LONG` evaluations have two more parts. If there is a ``coarse`` search, it begins with
     half of the budget at the best given placement. If its answer fits and is at most :data:`ROUGH` times as long, or
@@ -514,7 +516,7 @@ def search_from(
             leaders.insert(0, rough)
     others = search.others()
     single = others[0]  # with fewer evaluations than units, it would try only some units, once
-    swept = budget.left >= SWEEPS * problem.graph.n_units
+    swept = budget.left >= (SWEEPS if long else FEW_SWEEPS) * problem.graph.n_units
     others = others if swept else others[1:]
     alone = [min(leaders, key=lambda state: state.score)] if swept else []
     if fresh and swept and budget.open:

@@ -20,14 +20,22 @@ MEMBERS: tuple[tuple[str, dict], ...] = (
 )  # fmt: skip
 
 
-def constructed(problem: Problem, rng: np.random.Generator) -> Iterator[Placement]:
+PIPELINE: tuple[tuple[str, dict], ...] = (("dpl", {}), ("pipedream", {"replicas": False}))
+
+
+def constructed(problem: Problem, rng: np.random.Generator, microbatches: int = 0) -> Iterator[Placement]:
     """The placement of each constructive placer, most promising first, and last a contiguous split over all devices:
     where memory is short, it often is the only one that fits.
+
+    If a score is the steady time of ``microbatches``, the contiguous stages of least largest load come first: the
+    other members make one step short.
 
     A member gets no evaluations of its own, so members that check memory with the simulator skip that check. Members
     that cannot handle the problem, or are not installed, are left out.
     """
-    for (name, params), seed in zip(MEMBERS, rng.integers(1 << 62, size=len(MEMBERS)).tolist(), strict=True):
+    seeds = rng.integers(1 << 62, size=len(MEMBERS)).tolist()
+    pipeline = [(member, 0) for member in PIPELINE if microbatches]  # they draw nothing
+    for (name, params), seed in (*pipeline, *zip(MEMBERS, seeds, strict=True)):
         if name in SHELF:
             try:
                 yield SHELF[name].place(problem, rng=np.random.default_rng(seed), budget=Budget(problem), **params)

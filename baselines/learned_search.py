@@ -19,7 +19,7 @@ WEIGHTS = Path(__file__).with_suffix(".npz")
 
 @placer(
     "learned-search",
-    version=4,
+    version=5,
     family="learned",
     searches=True,
     defaults={"choice": "learned", "width": 24, "weights": ""},
@@ -61,7 +61,7 @@ def learned_search(problem, *, rng, budget, choice, width, weights):
         raise InvalidInput(f"{choice!r}; expected {', '.join(CHOICES)}", source="placer learned-search", field="choice")
     if type(width) is not int or not 1 <= width <= 1000:
         raise InvalidInput(f"{width!r}; expected 1 to 1000", source="placer learned-search", field="width")
-    given = constructed(problem, rng)
+    given = constructed(problem, rng, budget.microbatches)
     if ordered(problem) or problem.topology.n_devices > MOST_DEVICES:
         return search_from(problem, budget, rng, given, CLIMBS)
     network = None

@@ -11,7 +11,7 @@ from simdev.placers.starts import stored_starts
 
 @placer(
     "long-search",
-    version=9,
+    version=10,
     family="search",
     searches=True,
     defaults={"starts": "", "climbs": 3, "coarse": True},
@@ -41,5 +41,5 @@ def long_search(problem, *, rng, budget, starts, climbs, coarse):
     order by longest paths and with the order that ``fifo`` follows.
     """
     stored = (found for folder in starts.split("+") for found in stored_starts(folder, problem))
-    given = stored if starts else constructed(problem, rng)
+    given = stored if starts else constructed(problem, rng, budget.microbatches)
     return search_from(problem, budget, rng, given, climbs, Fine, Coarse if coarse else None, fresh=not starts)

@@ -9,12 +9,14 @@ from simdev.placers.placer import placer
 CLIMBS = 3
 
 
-@placer("portfolio", version=5, family="search", searches=True)
+@placer("portfolio", version=6, family="search", searches=True)
 def portfolio(problem, *, rng, budget):
     """Evaluate the placement of each constructive placer, most promising first, then improve the best ones.
 
-    A contiguous split over all devices is evaluated, too. The search and its moves are those of ``local-search``, from
-    the three best placements. A member gets no evaluations of its own, so members that check memory with the simulator
-    skip that check. Members that cannot handle the problem, or are not installed, are left out.
+    A contiguous split over all devices is evaluated, too. If a score is the steady time of microbatches, the pipelines
+    of ``dpl`` and ``pipedream`` (without replicas) come first, because the other members shorten one step. The search
+    and its moves are those of ``local-search``, from the three best placements. A member gets no evaluations of its
+    own, so members that check memory with the simulator skip that check. Members that cannot handle the problem, or are
+    not installed, are left out.
     """
-    return search_from(problem, budget, rng, constructed(problem, rng), CLIMBS)
+    return search_from(problem, budget, rng, constructed(problem, rng, budget.microbatches), CLIMBS)

@@ -23,6 +23,7 @@ from simdev.baselines.rl._groups import (
     forward_groups,
     layer_groups,
 )
+from simdev.bench.objective import parse_objective
 from simdev.errors import InvalidInput, Unsupported
 from simdev.placers.budget import Budget
 from simdev.placers.registry import find_placer, graph_path, load_workload
@@ -63,7 +64,10 @@ def test_never_worse_than_the_start(entry):
 @pytest.mark.parametrize("entry", SEARCHES)
 def test_more_evaluations_are_not_worse(entry):
     problem = random_problem(np.random.default_rng(7), max_ops=60, rules=Rules())
-    found = [value(problem, search(entry, problem, evaluations)[0]) for evaluations in (1, 30, 300)]
+    found = []
+    for evaluations in (1, 30, 300):  # the median of five seeds: a short search may be lucky once
+        values = [value(problem, search(entry, problem, evaluations, seed)[0]) for seed in range(5)]
+        found.append(sorted(values)[2])
     if entry != "annealing":  # whose walks are as long as the budget says, so the runs differ from the start
         assert found[0] >= found[1] >= found[2]
     assert found[2] <= found[0]
@@ -134,6 +138,18 @@ def test_portfolio_is_not_worse_than_its_members():
     found = value(problem, search("portfolio", problem, 20)[0])
     for name in ("single-gpu", "expert", "m-topo", "m-etf", "m-sct", "critical-path", "peft", "heft"):
         assert found <= value(problem, search(name, problem, 0)[0]), name
+
+
+def test_portfolio_begins_with_contiguous_stages_if_microbatches_count():
+    """Six ops in a chain on three devices: the best stages take 200 ns for each microbatch. They are the first
+    placement that is tried; for the time of one step, this is a single device."""
+    problem, objective = drawn_problem(chain(*[1] * 6), machine(3), [100] * 6), parse_objective("throughput/1f1b/32")
+    spec, params = find_placer("portfolio")
+    for microbatches, expected in ((0, 600), (32, 200)):
+        simulated = objective.simulate_many if microbatches else None
+        budget = Budget(problem, evaluations=1, simulate=simulated, microbatches=microbatches)
+        spec.place(problem, rng=np.random.default_rng(0), budget=budget, **params)
+        assert (budget.used, budget.best_step_ns) == (1, expected)
 
 
 def test_hosts_take_layers_of_many_bytes_and_little_time():

@@ -24,7 +24,7 @@ from simdev.bench.provenance import dirty
 from simdev.bench.rows import Row
 from simdev.bench.run import PLACING
 from simdev.bench.work import RunOutcome, Unsuccessful, Work, one_line
-from simdev.bench.workers import Limits, Pool, WorkerDied, cores, environment, result, running
+from simdev.bench.workers import Limits, Pool, WorkerDied, cores, environment, interrupts_held, result, running
 from simdev.errors import InvalidInput, SimdevError
 from simdev.files import sweep
 
@@ -157,6 +157,10 @@ class _Session:
         self.began: dict[str, float] = {}  # by title: when a running task was first seen
 
     def run(self) -> None:
+        with interrupts_held() as deliver:  # an interruption comes between two rows, never within one
+            self._run(deliver)
+
+    def _run(self, deliver: Callable[[], None]) -> None:
         for name in sorted({run.instance for run in self.runs}):
             self._start(
                 self.pool.schedule(self.work.load, (name, str(self.results.out)), rank=(0,)),
@@ -172,6 +176,7 @@ class _Session:
             self.began = {title: self.began.get(title, now) for title in running}
             left = self.estimate.seconds_left(self.jobs, {title: now - begin for title, begin in self.began.items()})
             self.observer.tick(self.done, len(self.runs), running, left)
+            deliver()
 
     def _start(self, future: Future, title: str, then: Callable[[Future], None]) -> None:
         self.pending[future] = title, then

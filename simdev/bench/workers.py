@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread, main_thread
 from typing import Any
 
 from simdev.bench.guard import guarded
@@ -249,15 +249,12 @@ def _do_tasks(connection: Connection) -> None:
     while True:
         try:
             function, args = connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):  # a bench that leaves before it has read an answer resets the connection
             return
         except Exception as error:  # a module that cannot be imported here
-            connection.send((False, error))
-            continue
-        try:
-            answer = True, function(*args)
-        except BaseException as error:
             answer = False, error
+        else:
+            answer = _answer(function, args)
         if os.getpid() != own:  # a process that the task has forked and that came back from it, too
             os._exit(0)
         try:
@@ -268,6 +265,13 @@ def _do_tasks(connection: Connection) -> None:
             os._exit(1)
         except Exception as error:
             connection.send((False, RuntimeError(f"the answer cannot be sent ({type(error).__name__})")))
+
+
+def _answer(function: Callable, args: tuple) -> tuple[bool, Any]:
+    try:
+        return True, function(*args)
+    except BaseException as error:
+        return False, error
 
 
 def cores() -> int:
@@ -288,6 +292,40 @@ def _interrupts_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[Callable[[], None]]:
+    """Ctrl-C, and SIGTERM where it has a handler, wait until the block calls the function that it is given, or ends.
+
+    An exception at any other moment can leave the lock of a future closed for ever: threads of the pool would wait for
+    it. A second signal is not held. Outside of the main thread, where no signal arrives, nothing is done.
+    """
+    held: list[tuple] = []
+    handlers: dict[int, Any] = {}
+
+    def hold(number, frame):
+        held.append((number, frame))
+        if len(held) > 1:
+            deliver()
+
+    def deliver():
+        if held:
+            number, frame = held[0]
+            held.clear()
+            handlers[number](number, frame)
+
+    if current_thread() is main_thread():
+        found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {number: handler for number, handler in found.items() if callable(handler)}
+    try:
+        for number in handlers:
+            signal.signal(number, hold)
+        yield deliver
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        deliver()
 
 
 @contextlib.contextmanager

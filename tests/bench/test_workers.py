@@ -1,13 +1,15 @@
 """The pool of worker processes. Its tasks are functions of the standard library, which every worker can import."""
 
+import multiprocessing
 import operator
 import os
+import signal
 import time
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 import pytest
 
-from simdev.bench.workers import SAME_KIND, Pool, WorkerDied, death, running
+from simdev.bench.workers import SAME_KIND, Pool, WorkerDied, _do_tasks, death, interrupts_held, running
 
 
 @pytest.fixture
@@ -59,12 +61,14 @@ def test_a_task_that_takes_too_long_is_ended_and_the_next_one_runs(pool):
     assert after.result() == 3
 
 
-def test_tasks_wait_in_the_order_of_their_rank(pool):
-    order = []
-    first = pool.schedule(time.sleep, (2,))
+def test_tasks_wait_in_the_order_of_their_rank(pool, tmp_path):
+    order, gate = [], tmp_path / "gate"
+    os.mkfifo(gate)
+    first = pool.schedule(gate.read_bytes)  # until there is a writer
     for rank in ((2, -5), (1,), (2, -9), (0, True), (0, False)):
         pool.schedule(os.getpid, rank=rank).add_done_callback(lambda _, rank=rank: order.append(rank))
-    first.result()
+    gate.write_bytes(b"open")
+    assert first.result() == b"open"
     last = pool.schedule(os.getpid, rank=(9,))
     last.result()
     assert order == [(0, False), (0, True), (1,), (2, -9), (2, -5)]
@@ -80,3 +84,36 @@ def test_a_pool_that_is_stopped_ends_what_runs_and_cancels_what_waits():
     assert isinstance(runs.exception(), WorkerDied)
     with pytest.raises(CancelledError):
         waits.result()
+
+
+def test_a_worker_whose_answer_nobody_has_read_ends_quietly():
+    own, other = multiprocessing.Pipe()
+    with ThreadPoolExecutor() as threads:
+        worker = threads.submit(_do_tasks, other)
+        own.send((operator.add, (1, 2)))
+        assert own.poll(1800)
+        own.close()
+        assert worker.result(1800) is None
+
+
+def test_an_interruption_comes_when_it_may():
+    before, steps = signal.signal(signal.SIGINT, signal.default_int_handler), []
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts_held() as deliver:
+            signal.raise_signal(signal.SIGINT)
+            steps.append("held")
+            deliver()
+            steps.append("never")
+        with pytest.raises(KeyboardInterrupt), interrupts_held():
+            signal.raise_signal(signal.SIGINT)
+            steps.append("held to the end")
+        with pytest.raises(KeyboardInterrupt), interrupts_held():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            steps.append("never: the second one is not held")
+        with interrupts_held() as deliver:
+            deliver()
+        assert steps == ["held", "held to the end"]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)

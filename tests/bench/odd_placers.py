@@ -32,14 +32,28 @@ def spendthrift(problem, *, rng, budget):
         budget.evaluate(np.full(problem.graph.n_ops, rng.integers(problem.topology.n_devices)))
 
 
-@placer("slow", version=1, family="test", defaults={"log": "", "seconds": 0.2})
-def slow(problem, *, rng, budget, log, seconds):
-    """Writes a line when called, then takes its time."""
+FREE = 3  # calls of a placer with a gate that do not wait for it
+
+
+@placer("slow", version=1, family="test", defaults={"log": "", "seconds": 0.2, "gate": ""})
+def slow(problem, *, rng, budget, log, seconds, gate):
+    """Writes a line when called, then takes its time: from the fourth call on, until the file ``gate`` is there."""
     if log and problem.graph.name != "tiny":  # the warm-up does not count
-        with open(log, "a", encoding="utf-8") as file:
-            file.write(f"{rng.integers(1 << 30)}\n")
+        call = append(log, f"{rng.integers(1 << 30):010}\n".encode())
+        while gate and call > FREE and not Path(gate).exists():
+            time.sleep(0.01)
     time.sleep(seconds if problem.graph.name != "tiny" else 0)
     return Placement(np.ones(problem.graph.n_ops, np.int32))
+
+
+def append(path, line):
+    """Add a line to a file whose lines are of one length; the number of that line, whoever else adds some meanwhile."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(file, line)
+        return os.lseek(file, 0, os.SEEK_CUR) // len(line)
+    finally:
+        os.close(file)
 
 
 @placer("delegating", version=1, family="test")

@@ -109,7 +109,7 @@ def test_no_process_outlives_a_bench_of_planners_that_is_killed(tmp_path):
     wait_until(lambda: log.is_file() and len(log.read_text().split()) >= 2 or process.poll() is not None)
     left = descendants(process.pid) | {int(pid) for pid in log.read_text().split()}
     process.kill()
-    process.communicate(timeout=300)
+    process.communicate(timeout=1800)
     wait_until(lambda: not any(map(alive, left)))
 
 
@@ -120,7 +120,7 @@ def test_workers_may_be_spawned(tmp_path, method):
         tmp_path, *(word for name in ("broken", "shy", "quitter") for word in ("--planner", f"{ODD}:{name}")),
         SIMDEV_START_METHOD=method,
     )  # fmt: skip
-    _, errors = process.communicate(timeout=600)
+    _, errors = process.communicate(timeout=1800)
     if method == "nonsense":
         assert process.returncode == 2 and "expected forkserver or spawn, got 'nonsense'" in errors
         return

@@ -2,12 +2,16 @@
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
+import random
 import re
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -142,3 +146,21 @@ def data_dir() -> Path:
     if not folder.is_dir():
         pytest.skip("public measured data is not here: name its folder in SIMDEV_DATA")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def same_draws_in_any_order():
+    """Whatever ran before, a test draws the same numbers, also from the generators that libraries share."""
+    random.seed(0)
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy:
+        numpy.random.seed(0)
+    if torch:
+        torch.manual_seed(0)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Budgets of placers see a millisecond pass between two looks at the clock, whatever else the computer does."""
+    looks = itertools.count()
+    monkeypatch.setattr("simdev.placers.budget.time", SimpleNamespace(monotonic=lambda: next(looks) / 1000))

@@ -11,7 +11,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simdev import _cache
@@ -285,6 +285,7 @@ def test_other_cells_stay_as_they_are(cell):
     assert guarded(cell) == cell and (not isinstance(cell, str) or unguarded(cell) == cell)
 
 
+@settings(deadline=None, derandomize=True)  # a slow computer is no failure
 @given(st.text(alphabet=st.sampled_from("'=+-@\t1.ex"), max_size=8))
 def test_every_cell_is_read_back(cell):
     assert unguarded(guarded(cell)) == cell
@@ -305,7 +306,7 @@ def test_unfinished_files_are_swept(tmp_path):
         "import os, sys\nfrom simdev.files import replacing\n"
         "with replacing(sys.argv[1]) as file:\n    os.kill(os.getpid(), 9)\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "a" / "b.csv")], timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "a" / "b.csv")], timeout=600)
     assert len(os.listdir(tmp_path / "a")) == 2
     assert sweep(tmp_path) == 1 and os.listdir(tmp_path / "a") == [".keep"]
 
@@ -379,5 +380,5 @@ def test_a_lack_of_address_space_is_said_before_a_library_is_loaded():
     """What was seen: OpenBLAS waited for ever, libstdc++ aborted, OpenBLAS sent the signal of Ctrl-C."""
     code = "import resource; resource.setrlimit(resource.RLIMIT_AS, (400 << 20, -1)); import simdev.__main__ as m; "
     code += "import sys; sys.argv = ['simdev', 'simulate', 'transformer-xl-2', 'p100x2']; m.main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (2, "simdev: error: the memory does not suffice\n")

@@ -62,7 +62,7 @@ def test_the_placer_keeps_the_rules(howto_placer):
 
 
 @pytest.mark.parametrize("limits", [{"evaluations": 30}, {"evaluations": math.inf, "seconds": 0.3}])
-def test_the_placer_works_under_both_kinds_of_budget(howto_placer, limits):
+def test_the_placer_works_under_both_kinds_of_budget(howto_placer, limits, clock):
     if not registry.graph_path("transformer-xl-2").is_file():
         pytest.skip("the graph of transformer-xl-2 is not shipped")
     problem = Problem.build(registry.load_workload("transformer-xl-2"), load_topology("p100x4"))

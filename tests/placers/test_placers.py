@@ -158,7 +158,7 @@ def test_a_batch_is_cut_to_what_is_left(problem):
 
 
 @pytest.mark.parametrize("limits", [{"evaluations": 20}, {"evaluations": math.inf, "seconds": 0.05}])
-def test_the_natural_loop_is_right_under_both_kinds_of_budget(problem, limits):
+def test_the_natural_loop_is_right_under_both_kinds_of_budget(problem, limits, clock):
     def natural(problem, *, rng, budget):
         best, found = None, np.zeros(problem.graph.n_ops, int)
         while budget.open:
@@ -191,7 +191,7 @@ def test_shares_divide_either_kind(problem):
     assert share.evaluations == math.inf and 9 < share.seconds <= 10
 
 
-def test_a_climb_keeps_to_its_share_of_the_seconds(problem):
+def test_a_climb_keeps_to_its_share_of_the_seconds(problem, clock):
     allowed = choices(problem)
     budget = Budget(problem, evaluations=math.inf, seconds=3600)
     best = _search.Incumbent(problem, budget, np.zeros(6, np.int32))
@@ -202,7 +202,7 @@ def test_a_climb_keeps_to_its_share_of_the_seconds(problem):
 
 
 @pytest.mark.parametrize("name", ["local-search", "annealing", "genetic", "portfolio"])
-def test_searching_placers_end_with_their_seconds(name):
+def test_searching_placers_end_with_their_seconds(name, clock):
     """Of forty ops; of six, some searches end earlier, when they have simulated all 729 placements."""
     problem, (spec, params) = apart(40), find_placer(name)
     budget = Budget(problem, evaluations=math.inf, seconds=0.3)

@@ -104,7 +104,7 @@ NOISE = st.sampled_from(
 )
 
 
-@settings(deadline=None)  # a slow computer is no failure
+@settings(deadline=None, derandomize=True)  # a slow computer is no failure
 @given(st.sampled_from(sorted({*_MAKERS, "relu", "sum"})), TENSORS, TENSORS, NOISE)
 def test_no_signature_of_a_foreign_graph_breaks_the_costs(kind, ins, outs, noise):
     shown = [",".join(f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in side) for side in (ins, outs)]

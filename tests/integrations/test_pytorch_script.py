@@ -103,7 +103,7 @@ def losses(paths, ranks):
     launcher = ["-m", "torch.distributed.run", "--standalone"]  # on a free port: other tests may run such a job, too
     command = [sys.executable, *launcher, "--nproc-per-node", str(ranks), driver.name, *(path.name for path in paths)]
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=driver.parent, capture_output=True, text=True, timeout=900, env=variables)
+    done = subprocess.run(command, cwd=driver.parent, capture_output=True, text=True, timeout=3600, env=variables)
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
     found = {}
     for line in done.stdout.splitlines():

@@ -265,12 +265,12 @@ def test_time_that_others_take_is_seen():
     from simdev.measure.execute.cases import others
 
     core = CORES[0]
-    busy = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
-    with others([core]) as taken:
-        child = subprocess.Popen([sys.executable, "-c", busy])
-        time.sleep(1)
-    child.kill()
-    child.wait()
+    busy = f"import os; os.sched_setaffinity(0, [{core}]); print(flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        with others([core]) as taken:
+            time.sleep(1)
+        child.kill()
     assert taken[0] > 0.5
     with others([]) as taken:
         pass
@@ -299,7 +299,7 @@ def simdev(*args, cwd):
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.getcwd()},
-        timeout=300,
+        timeout=1800,
     )
     return run.returncode, run.stdout, run.stderr
 
@@ -453,7 +453,7 @@ def test_the_recorder_on_two_cores(tmp_path):
             [*command, *more],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": os.getcwd()},
-            timeout=300,
+            timeout=1800,
             stdout=subprocess.PIPE,
         )
         assert run.returncode == 0

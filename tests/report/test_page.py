@@ -28,6 +28,7 @@ from simdev.sim import simulate
 BOARD = Path(__file__).parents[2] / "leaderboard" / "standard"
 CHECKS = Path(__file__).parent / "page_checks.js"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+PATIENCE_MS = 600_000  # of a busy computer
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 
 
@@ -79,14 +80,25 @@ def browser():
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine")
     with playwright.sync_playwright() as run:
-        chromium = run.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        chromium = run.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=PATIENCE_MS)
         yield chromium
         chromium.close()
 
 
+def new_context(browser):
+    context = browser.new_context(offline=True)
+    context.set_default_timeout(PATIENCE_MS)
+    return context
+
+
+def address(tab):
+    """The address in the page. ``tab.url`` learns of a change later."""
+    return tab.evaluate("location.href")
+
+
 @pytest.fixture
 def tab(browser, html):
-    context = browser.new_context(offline=True)
+    context = new_context(browser)
     found, complaints = context.new_page(), []
     found.on("console", lambda message: complaints.append(message.text))
     found.on("pageerror", lambda error: complaints.append(str(error)))
@@ -161,6 +173,7 @@ def test_fits_the_screen(tab, width):
     tab.set_viewport_size({"width": width, "height": 844})
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     tab.locator("#rows button.open").first.click()
+    tab.get_by_role("dialog").locator("svg path").nth(4).wait_for(state="attached")  # drawn anew with its pictures
     dialog = tab.get_by_role("dialog").bounding_box()
     assert dialog["x"] >= 0 and dialog["x"] + dialog["width"] <= width
     title, close = tab.locator("#details-title").bounding_box(), tab.get_by_role("button", name="Close").bounding_box()
@@ -186,21 +199,22 @@ def test_the_address_holds_what_is_shown(tab, browser):
     tab.get_by_label("Find").fill("p100x4")
     tab.get_by_role("button", name="step, ms").click()
     tab.locator("#rows button.open").first.click()
-    context = browser.new_context(offline=True)
+    context = new_context(browser)
     other = context.new_page()
-    other.goto(tab.url)
-    assert other.get_by_role("dialog").get_by_role("heading", name="nmt, p100x4").is_visible()
+    other.goto(address(tab))
+    other.get_by_role("dialog").get_by_role("heading", name="nmt, p100x4").wait_for()
     other.keyboard.press("Escape")
     assert column(other, "rows", 1) == column(tab, "rows", 1) and set(column(other, "rows", 1)) == {"nmt, p100x4"}
     assert other.locator('#rows th[data-key="step"]').get_attribute("aria-sort") == "ascending"
     context.close()
     tab.go_back()  # the case closes, the filters stay
-    assert not tab.get_by_role("dialog").is_visible() and set(column(tab, "rows", 1)) == {"nmt, p100x4"}
+    tab.get_by_role("dialog").wait_for(state="hidden")
+    assert set(column(tab, "rows", 1)) == {"nmt, p100x4"}
 
 
 def test_a_damaged_address_shows_the_whole_board(tab):
     everything = tab.get_by_role("status").inner_text()
-    tab.goto(tab.url.split("#")[0] + "#workload=%3Cb%3E&case=nothing&sort-rows=x&track=%FF&fits=2")
+    tab.goto(address(tab).split("#")[0] + "#workload=%3Cb%3E&case=nothing&sort-rows=x&track=%FF&fits=2")
     tab.reload()
     assert tab.get_by_role("status").inner_text() == everything and not tab.get_by_role("dialog").is_visible()
 
@@ -288,7 +302,7 @@ def several(browser, tmp_path):
         plans.append(PlanRow(*key, "ok", plan=plan, **figures))
     write_plan_rows(tmp_path / "plans", plans)
     page.write_page([tmp_path / name for name in ("first", "second", "plans")], tmp_path / "page.html")
-    context = browser.new_context(offline=True)
+    context = new_context(browser)
     tab = context.new_page()
     tab.goto((tmp_path / "page.html").as_uri())
     yield tab
@@ -303,7 +317,7 @@ def test_tracks_are_tabs_that_are_ranked_apart(several):
     several.keyboard.press("ArrowRight")
     assert tabs.nth(1).get_attribute("aria-selected") == "true" and several.get_by_role("status").inner_text() == first
     tabs.nth(2).click()
-    assert "track=plan" in several.url and column(several, "rows", 2) == ["megatron", "search"]
+    assert "track=plan" in address(several) and column(several, "rows", 2) == ["megatron", "search"]
     several.locator("#rows button.open").first.click()
     shown = several.get_by_role("dialog").inner_text()
     assert "dp_shard=8" in shown and "planner" in shown and "simdev verify plans" in shown
@@ -338,7 +352,7 @@ def test_an_objective_that_simdev_does_not_know_is_a_track_of_its_own(tmp_path):
 
 
 def test_processor_seconds_are_a_choice_of_boards_that_have_them(browser, tmp_path):
-    context = browser.new_context(offline=True)
+    context = new_context(browser)
     tab = context.new_page()
     for seconds, costs in ((None, ["simulations"]), (1.5, ["simulations", "processor seconds"])):
         small_board(tmp_path / str(seconds), cpu_seconds=seconds)
@@ -347,7 +361,7 @@ def test_processor_seconds_are_a_choice_of_boards_that_have_them(browser, tmp_pa
         assert tab.get_by_label("Cost in").locator("option").all_inner_texts() == costs
     tab.get_by_label("Cost in").select_option("processor seconds")
     assert tab.locator("#cost [data-placer]").first.get_attribute("aria-label").endswith(", 1.5 processor seconds")
-    assert tab.url.endswith("#axis=cpu")
+    assert address(tab).endswith("#axis=cpu")
     context.close()
 
 
@@ -355,7 +369,7 @@ def test_planners_that_ran_other_jobs_have_no_place(browser, tmp_path):
     """The shipped board of planners: seven of them ran one or two of 32 jobs, on which they are as good as the best."""
     folder = BOARD.parent / "parallel"
     page.write_page([folder], tmp_path / "page.html")
-    context = browser.new_context(offline=True)
+    context = new_context(browser)
     tab = context.new_page()
     tab.goto((tmp_path / "page.html").as_uri())
     wanted = score.ranking(map(as_row, read_folder(folder)))
@@ -381,12 +395,12 @@ HOSTILE = {
 def test_every_name_is_shown_as_text(browser, tmp_path):
     small_board(tmp_path / "<i>board</i>", **HOSTILE)
     page.write_page([tmp_path / "<i>board</i>"], tmp_path / "page.html")
-    context = browser.new_context(offline=True)
+    context = new_context(browser)
     tab, complaints = context.new_page(), []
     tab.on("pageerror", lambda error: complaints.append(str(error)))
     tab.goto((tmp_path / "page.html").as_uri())
     tab.locator("#rows button.open").first.click()
-    tab.wait_for_timeout(200)
+    tab.wait_for_timeout(200)  # for whatever a name might do
     shown = tab.locator("body").inner_text() + tab.get_by_role("dialog").inner_text()
     for name in (HOSTILE["workload"], HOSTILE["topology"], *HOSTILE["placers"], HOSTILE["bound_method"]):
         assert name in shown, name

@@ -19,7 +19,7 @@ from simdev.bench.score import LEADERBOARD, RANKING, leaderboard, ranking
 from simdev.bench.stored import is_registered, kept_machine, registered_placer
 from simdev.errors import InvalidInput, shortened
 from simdev.files import TEMPORARY, read_text, read_toml
-from simdev.parallel.models import parallel_models
+from simdev.parallel.models import parallel_models, split_size
 from simdev.placers import registry
 from simdev.problem.graph_file import load_graph
 from simdev.problem.placement_file import FILE as PLACEMENTS
@@ -105,10 +105,9 @@ def _named(entry: str) -> str:
     """The id of a workload, model or machine in one spelling: parameters in order, without those that are defaults."""
     name, _, params = parse_id(entry)
     usual: dict = {"nodes": 1}
-    base, _, size = name.rpartition("-")
-    for model, of in ((name, ""), (base, size)):
-        if model in parallel_models():
-            usual |= parallel_models()[model].parameters(of, {})
+    model, size = split_size(name, models := parallel_models())
+    if model and (not size or size in models[model].sizes):  # a workload's name may begin with that of a model
+        usual |= models[model].parameters(size, {})
     if name in registry.workloads():
         usual |= registry.workloads()[name].defaults
     params = {key: int(value) if str(value).isdecimal() else value for key, value in sorted(params.items())}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -67,11 +67,18 @@ def find_model(entry: str, packed: bool = False) -> tuple[ParallelModel, dict[st
     if is_package_model(name) or (is_file_entry(name) and not SHELF.registers(name)):
         return find_plain(name, changes)
     name, models, path = SHELF.around(name)
-    base, _, size = (name, "", "") if name in models else name.rpartition("-")
-    if base not in models:
+    base, size = split_size(name, models)
+    if not base:
         raise UnknownName(SHELF.what, name, model_names(models), source=path)
     refuse_version(SHELF.what, base, version, None)
     return models[base], models[base].parameters(size, changes)
+
+
+def split_size(name: str, models: Collection[str]) -> tuple[str, str]:
+    """The longest of the ``models`` that ``name`` begins with, and the size after it: ``qwen3-moe`` and ``30b-a3b`` of
+    ``qwen3-moe-30b-a3b``. Without a size it is empty; without a model both are."""
+    found = max((model for model in models if f"{name}-".startswith(f"{model}-")), key=len, default="")
+    return found, name[len(found) + 1 :] if found else ""
 
 
 def find_packed(name: str, changes: Mapping[str, object]) -> tuple[ParallelModel, dict[str, Any]]:

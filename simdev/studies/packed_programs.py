@@ -26,7 +26,7 @@ from simdev.parallel.capture.stage import accumulates, captured, few_parts, figu
 from simdev.parallel.costs import reserved
 from simdev.parallel.hugging_face import TransformersModel, hugging_face_model
 from simdev.parallel.mesh import Mesh
-from simdev.parallel.models import find_model
+from simdev.parallel.models import find_model, parallel_models, split_size
 from simdev.parallel.passes import STEP
 from simdev.parallel.program import NotRepeating
 from simdev.studies.any_model import published
@@ -120,8 +120,7 @@ def packed_member(name: str, packing: Packing) -> bytes:
             "flops": model.flops(parameters),
         }
     else:
-        base, _, header["size"] = name.rpartition("-")
-        header["model"] = base
+        header["model"], header["size"] = split_size(name, parallel_models())
     return kept.packed_model(name, header, programs)
 
 

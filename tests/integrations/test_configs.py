@@ -110,6 +110,12 @@ def test_a_part_that_a_target_cannot_say_is_refused_by_name(target, model, refus
         find_writer(target)(JOBS[model](), refused)
 
 
+def test_megatron_is_told_of_heads_that_are_normed_and_have_a_size_of_their_own():
+    pytest.importorskip("torch")
+    text = find_writer("megatron")(make_job("qwen3-moe-30b-a3b"), choice(dp_shard=4, ep=8))
+    assert "--kv-channels 128 " in text and "--qk-layernorm " in text and "--num-experts 128 " in text
+
+
 # What the files say -----------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Mixtures of experts: exchanges along ``ep``, balanced products, sharding of the rest."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,10 +9,12 @@ from simdev.errors import InvalidInput
 from simdev.graphs.parallel_model import Part
 from simdev.parallel import Plan, find_model, load_cluster, parse_mesh, simulate_plan
 from simdev.parallel.capture.stage import capture_stage
+from simdev.workloads.models._moe import ranks_of_a_token
 
 pytest.importorskip("torch")
 COMMON = "width=64,heads=4,hidden=32,experts=8,active=2,vocabulary=256,length=64"
 MIXTRAL = f"mixtral-8x7b[{COMMON},layers=2,kv_heads=2]"
+QWEN = f"qwen3-moe-30b-a3b[{COMMON},layers=2,kv_heads=2,head=32]"
 DEEPSEEK = f"deepseek-v3[{COMMON},layers=2,dense=1,query_rank=16,dense_hidden=128,rank=16,head=16,rotated=8,shared=1]"
 
 
@@ -32,7 +35,7 @@ def collectives(segment):
     return Counter((call.kind, call.axes, call.payload_bytes) for call in segment.calls if call.is_collective)
 
 
-@pytest.mark.parametrize("entry, dense", [(MIXTRAL, 0), (DEEPSEEK, 1)])
+@pytest.mark.parametrize("entry, dense", [(MIXTRAL, 0), (QWEN, 0), (DEEPSEEK, 1)])
 def test_tokens_are_exchanged_and_come_back(entry, dense):
     program = forward_of(entry, "dp_shard=2,ep=4")
     found = collectives(program.forward)
@@ -63,12 +66,12 @@ def test_replicas_reduce_gradients():
     assert {key[:2] for key in collectives(program.backward[3])} == {("all_reduce", ("dp_replicate",))}
 
 
-@pytest.mark.parametrize("entry", [MIXTRAL, DEEPSEEK])
-def test_flops_are_those_of_the_formula(entry):
+@pytest.mark.parametrize("entry, layers, head", [(MIXTRAL, 2, 16), (QWEN, 2, 32), (DEEPSEEK, 3, (24 + 16) / 2)])
+def test_flops_are_those_of_the_formula(entry, layers, head):
     model, parameters = find_model(entry)
     program = forward_of(entry, "dp_shard=2")
     counted = sum(c.flops for s in (program.forward, program.backward[3]) for c in s.calls if c.kind in ("mm", "bmm"))
-    attention = 12 * (2 if "mixtral" in entry else 3) * 64 * 64 * 64 * (1 if "mixtral" in entry else (24 + 16) / 2 / 16)
+    attention = 12 * layers * 4 * head * 64 * 64
     assert counted == pytest.approx(model.flops(parameters) - attention, rel=1e-9)
 
 
@@ -92,6 +95,8 @@ def test_a_plan_with_experts_and_a_pipeline():
         (DEEPSEEK.replace("]", ",imbalance=0.5]"), "ep=2", "imbalance: expected 1"),
         (DEEPSEEK.replace("]", ",imbalance=1.5]"), "tp=2", "imbalance: expected 1 .balanced. to 1"),
         (DEEPSEEK.replace("]", ",recompute=selective]"), "ep=2", "unknown recompute 'selective'"),
+        (QWEN.replace("]", ",dispatch=deepep]"), "ep=2", "unknown dispatch 'deepep'"),
+        (MIXTRAL.replace("]", ",gate=even]"), "ep=2", "unknown gate 'even'"),
     ],
 )
 def test_what_does_not_divide_is_refused(entry, mesh, message):
@@ -100,7 +105,7 @@ def test_what_does_not_divide_is_refused(entry, mesh, message):
         Plan(model, parameters, load_cluster("dgx-h100"), parse_mesh(mesh))
 
 
-@pytest.mark.parametrize("entry, shared", [(MIXTRAL, 0), (DEEPSEEK, 1)])
+@pytest.mark.parametrize("entry, shared", [(MIXTRAL, 0), (QWEN, 0), (DEEPSEEK, 1)])
 def test_experts_and_tensor_parallelism_divide_each_expert(entry, shared):
     alone, both = forward_of(entry, "dp_shard=2,ep=2"), forward_of(entry, "dp_shard=2,ep=2,tp=2")
 
@@ -112,8 +117,52 @@ def test_experts_and_tensor_parallelism_divide_each_expert(entry, shared):
     exchanged = [{key: n for key, n in collectives(p.forward).items() if key[1] == ("ep",)} for p in (alone, both)]
     assert exchanged[0] == exchanged[1]  # each rank of tp exchanges the whole rows
     along = [call.kind for call in both.forward.calls if call.axes == ("tp",)]
-    layers = 2 + (0 if "mixtral" in entry else 1)
+    layers = 2 + (1 if "deepseek" in entry else 0)
     assert along.count("all_gather") >= 2 * layers and along.count("reduce_scatter") >= 2 * layers
+
+
+@pytest.mark.parametrize("size, count", [("30b-a3b", 30_532_122_624), ("235b-a22b", 235_093_634_560)])
+def test_qwen_has_the_published_number_of_parameters(size, count):
+    model, parameters = find_model(f"qwen3-moe-{size}")
+    stage = model.function(SimpleNamespace(mesh_dim_names=()), Part(parameters["layers"]), **parameters)
+    assert sum(parameter.numel() for parameter in stage.module.parameters()) == count
+
+
+def test_heads_are_normed_on_their_own_rank():
+    alone, divided = forward_of(QWEN, "dp_shard=2"), forward_of(QWEN, "dp_shard=2,tp=2")
+    norms = [[c.signature for c in p.forward.calls if "[1,64,4,32]" in c.signature] for p in (alone, divided)]
+    assert norms[0] and not norms[1]  # two of four heads of queries on each rank
+    gradients = collectives(divided.backward[3])  # each rank has a part of the gradients of two norms in two layers
+    assert gradients["all_reduce", ("tp",), 32 * 2] == 2 * 2
+
+
+@pytest.mark.parametrize(
+    "experts, active, ways, gate, ranks",
+    [
+        (8, 1, 4, "uniform", 1),
+        (4, 2, 2, "uniform", 2 - 2 / 6),  # both on one rank in two of six pairs
+        (8, 8, 8, "uniform", 8),
+        (128, 8, 8, "consecutive", 1),  # sixteen experts on a rank
+        (256, 8, 64, "consecutive", 2),  # four experts on a rank
+        (8, 3, 4, "consecutive", 2),  # 0-2, 3-5, 6-0, 1-3, 4-6, 7-1, 2-4, 5-7: two each
+        (9, 2, 3, "consecutive", 1 + 1 / 3),  # of nine pairs, 2-3, 8-0 and 5-6 lie on two ranks
+    ],
+)
+def test_the_ranks_that_a_token_is_sent_to(experts, active, ways, gate, ranks):
+    assert ranks_of_a_token(experts, active, ways, gate) == pytest.approx(ranks)
+
+
+@pytest.mark.parametrize("entry", [MIXTRAL, QWEN, DEEPSEEK])
+def test_a_token_is_sent_once_to_each_rank(entry):
+    pairs, tokens = (forward_of(entry.replace("]", f",dispatch={name}]"), "ep=4") for name in ("pairs", "tokens"))
+    # Two of eight experts, two on each of four ranks: a token meets 4 (1 - 15 / 28) ranks, so 29.7 of 64 go to each.
+    sent = 4 * 30 * 64 * 2
+    assert collectives(tokens.forward)["all_to_all", ("ep",), sent] == 2 * 2
+    assert collectives(tokens.backward[3])["all_to_all", ("ep",), sent] == 2 * 2
+    products = [[c.signature for c in p.forward.calls if c.kind == "bmm"] for p in (pairs, tokens)]
+    assert products[0] == products[1]
+    near = forward_of(entry.replace("]", ",dispatch=tokens,gate=consecutive,imbalance=1.5]"), "ep=4")
+    assert collectives(near.forward)["all_to_all", ("ep",), 4 * 24 * 64 * 2] == 2 * 2  # 64 tokens to one of 4 ranks
 
 
 def test_the_busiest_rank_gets_its_share_of_the_rows():

@@ -13,7 +13,7 @@ from simdev.errors import InvalidInput, Unsupported
 from simdev.graphs.parallel_model import Part, parallel_model
 from simdev.parallel import Mesh, Plan, find_model, load_cluster, parallel_models
 from simdev.parallel.capture import kept
-from simdev.parallel.models import find_packed
+from simdev.parallel.models import find_packed, split_size
 from simdev.parallel.program import Call, Segment
 
 MODEL = """
@@ -120,6 +120,15 @@ def test_a_file_that_is_not_there(tmp_path):
 def test_defaults_need_what_plans_read():
     with pytest.raises(InvalidInput, match="'layers'"):
         parallel_model("m", sizes={}, defaults={}, axes=(), flops=lambda p: 1.0)
+
+
+def test_a_size_may_have_hyphens_and_the_longest_model_wins():
+    model, parameters = find_model("qwen3-moe-30b-a3b[layers=2]")
+    assert (model.name, parameters["hidden"], parameters["layers"]) == ("qwen3-moe", 768, 2)
+    assert find_model("qwen3-moe")[1] == find_model("qwen3-moe-30b-a3b")[1]
+    assert split_size("a-b-c-d", ("a", "a-b", "a-b-")) == ("a-b", "c-d") and split_size("ab", ("a",)) == ("", "")
+    with pytest.raises(InvalidInput, match="qwen3-moe: unknown size '30b'.*30b-a3b"):
+        find_model("qwen3-moe-30b")
 
 
 def test_a_helper_beside_a_model_is_part_of_its_fingerprint(file, monkeypatch):

@@ -22,8 +22,9 @@ def check_tensors(p, mesh, source: str, names: tuple[str, ...]) -> None:
 
 
 def check_heads(p, source: str) -> None:
-    """Raise :class:`InvalidInput` if the width does not divide by the heads, or these by those of keys and values."""
-    if p["width"] % p["heads"]:
+    """Raise :class:`InvalidInput` if the width does not divide by the heads (unless their size is given), or these by
+    those of keys and values."""
+    if "head" not in p and p["width"] % p["heads"]:
         raise InvalidInput(f"{p['width']} does not divide by {p['heads']} heads", source=source, field="width")
     if p["heads"] % p["kv_heads"]:
         raise InvalidInput(f"{p['heads']} does not divide by {p['kv_heads']} of keys", source=source, field="heads")
@@ -60,25 +61,40 @@ def reduced_apart(x, uses: int):
     return Gather.apply(x) if isinstance(x, DTensor) else (x,) * uses
 
 
-def grouped_attention(width: int, heads: int, kv_heads: int, ways: int, merged: bool = False, apart: bool = False):
-    """Causal attention of ``heads`` queries that share ``kv_heads`` keys and values, on one of ``ways`` ranks.
-    ``merged``: one product makes queries, keys and values. ``apart``: see :func:`reduced_apart`; keys and values are
-    then repeated for each query, too."""
+def grouped_attention(
+    width: int,
+    heads: int,
+    kv_heads: int,
+    ways: int,
+    merged: bool = False,
+    apart: bool = False,
+    head: int = 0,
+    normed: bool = False,
+):
+    """Causal attention of ``heads`` queries that share ``kv_heads`` keys and values, on one of ``ways`` ranks. Each
+    head has ``head`` numbers (0: its share of the width). ``merged``: one product makes queries, keys and values.
+    ``apart``: see :func:`reduced_apart`; keys and values are then repeated for each query, too. ``normed``: queries
+    and keys pass an RMSNorm over their head before they are rotated (Qwen 3)."""
     from torch import nn
     from torch.nn import functional as F
 
-    head = width // heads
-    sizes = [width // ways, *[kv_heads * head // ways] * 2]
+    head = head or width // heads
+    sizes = [heads * head // ways, *[kv_heads * head // ways] * 2]
 
     class Attention(nn.Module):
         def __init__(self):
             super().__init__()
             if merged:
-                self.qkv = nn.Linear(width, width + 2 * kv_heads * head, bias=False)
-                self.o = nn.Linear(width, width, bias=False)
+                self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * head, bias=False)
+                self.o = nn.Linear(heads * head, width, bias=False)
             else:
-                self.q, self.o = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+                self.q, self.o = (
+                    nn.Linear(width, heads * head, bias=False),
+                    nn.Linear(heads * head, width, bias=False),
+                )
                 self.k, self.v = (nn.Linear(width, kv_heads * head, bias=False) for _ in range(2))
+            if normed:
+                self.q_norm, self.k_norm = nn.RMSNorm(head), nn.RMSNorm(head)
 
         def forward(self, x, rotation):
             batch, tokens, _ = x.shape
@@ -88,12 +104,14 @@ def grouped_attention(width: int, heads: int, kv_heads: int, ways: int, merged: 
                 inputs = reduced_apart(x, 3) if apart else (x,) * 3
                 q, k, v = (f(one) for f, one in zip((self.q, self.k, self.v), inputs, strict=True))
             q, k, v = (part.view(batch, tokens, -1, head) for part in (q, k, v))
+            if normed:
+                q, k = self.q_norm(q), self.k_norm(k)
             q, k = rotate(q, rotation), rotate(k, rotation)
             q, k, v = (t.transpose(1, 2) for t in (q, k, v))
             if apart and kv_heads != heads:
                 k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=k.shape[1] != q.shape[1])
-            return self.o(y.transpose(1, 2).reshape(batch, tokens, width // ways))
+            return self.o(y.transpose(1, 2).reshape(batch, tokens, heads * head // ways))
 
     return Attention()
 
@@ -241,10 +259,15 @@ def on_rank(x):
     return x.to_local(grad_placements=[Partial()]) if isinstance(x, DTensor) else x
 
 
-def grouped_attention_plan(merged: bool = False, apart: bool = False) -> dict[str, object]:
-    """Styles of :func:`grouped_attention` for :func:`over_tensors`."""
+def grouped_attention_plan(merged: bool = False, apart: bool = False, normed: bool = False) -> dict[str, object]:
+    """Styles of :func:`grouped_attention` for :func:`over_tensors`. Norms of heads are divided by heads."""
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+    )
 
     columns, rows = ColwiseParallel(), RowwiseParallel(output_layouts=Shard(1))
     wanted = Shard(1) if apart else Replicate()
@@ -252,6 +275,10 @@ def grouped_attention_plan(merged: bool = False, apart: bool = False) -> dict[st
         "attention": PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(wanted, None)),
         **{f"attention.{name}": columns for name in (("qkv",) if merged else ("q", "k", "v"))},
         "attention.o": rows,
+        **{
+            f"attention.{name}": SequenceParallel(sequence_dim=2, use_local_output=True)
+            for name in (("q_norm", "k_norm") if normed else ())
+        },
     }
 
 

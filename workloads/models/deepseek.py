@@ -6,7 +6,8 @@ parallelism along ``ep``, tensor and sequence parallelism along ``tp``, activati
 ``layers`` counts the layers with experts; the ``dense`` ones before them are part of the first pipeline stage. The
 second token that V3 predicts is left out. Values are padded to the width of keys, as flash-attention kernels want them.
 Weights and gradients are bfloat16 in computation and float32 in storage (V3 itself trained in FP8). ``imbalance`` says
-how unevenly routers spread tokens over the ranks of ``ep`` (see ``_moe.py``).
+how unevenly routers spread tokens over the ranks of ``ep``, ``dispatch`` and ``gate`` what is exchanged (see
+``_moe.py``).
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ SIZES = {  # config.json of deepseek-ai/DeepSeek-V2-Lite, -V2 and -V3
     },
 }  # fmt: skip
 LATENT = {"rank": 512, "head": 128, "rotated": 64}  # of keys and values: the same in all sizes
-DEFAULTS = {**SIZES["v3"], **LATENT, "length": 4096, "microbatch": 1, "recompute": "none", "imbalance": 1.0}
+DEFAULTS = {
+    **SIZES["v3"], **LATENT, "length": 4096, "microbatch": 1, "recompute": "none", "imbalance": 1.0,
+    "dispatch": "pairs", "gate": "uniform",
+}  # fmt: skip
 
 
 def deepseek_flops(p) -> float:
@@ -82,6 +86,7 @@ def deepseek_checks(p, mesh) -> None:
 def deepseek(
     mesh, part: Part, *, width, layers, dense, heads, query_rank, hidden, dense_hidden, experts, active, shared,
     vocabulary, rank, head, rotated, length, microbatch, recompute, imbalance,
+    dispatch, gate,
 ):  # fmt: skip
     import torch
     from torch import nn
@@ -114,7 +119,7 @@ def deepseek(
 
     def layer(mixed):
         rest = (
-            mixture(width, hidden, experts, active, shared, mesh, imbalance, sigmoid=True)
+            mixture(width, hidden, experts, active, shared, mesh, imbalance, dispatch, gate, sigmoid=True)
             if mixed
             else gated(width, dense_hidden)
         )

@@ -115,6 +115,10 @@ def _mixtral(p: dict) -> Arguments:
     return {**_llama(p), "rotary-base": 1_000_000, **experts, **_EXPERTS, "moe-router-score-function": "softmax"}
 
 
+def _qwen3_moe(p: dict) -> Arguments:
+    return {**_mixtral(p), "kv-channels": p["head"], "qk-layernorm": True}
+
+
 def _deepseek(p: dict) -> Arguments:
     layers = p["layers"] + p["dense"]
     return {
@@ -160,4 +164,4 @@ def _vocabulary(p: dict) -> Arguments:
     return {"tokenizer-type": "NullTokenizer", "vocab-size": p["vocabulary"] - 1, "make-vocab-size-divisible-by": 1}
 
 
-MODELS = {"deepseek": _deepseek, "gpt": _gpt, "llama3": _llama, "mixtral": _mixtral}
+MODELS = {"deepseek": _deepseek, "gpt": _gpt, "llama3": _llama, "mixtral": _mixtral, "qwen3-moe": _qwen3_moe}

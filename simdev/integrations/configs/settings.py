@@ -14,6 +14,7 @@ BLOCKS = {
     "llama3": "LlamaDecoderLayer",
     "mixtral": "MixtralDecoderLayer",
     "mpt": "MptBlock",
+    "qwen3-moe": "Qwen3MoeDecoderLayer",
     "vit": "ViTLayer",
 }
 

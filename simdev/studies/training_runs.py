@@ -83,8 +83,10 @@ FITTED = {  # set -> on which rows its constants were fitted, which constants th
         "no constant was fitted to it, and its first figures are in docs/pages/fidelity-record.md. Rules chosen after "
         "errors were seen: compiled FSDP jobs (fms-fsdp, KempnerForge) do not have the factors of llm-foundry; what "
         "KempnerForge executes was looked up (the vendor's attention, bfloat16 storage and loss, gradients reduced "
-        "apart, one NVLink bundle for each pair of four GPUs, no FSDP on one rank). For the rows of Megatron-LM, "
-        "AutoModel and Llama 3, and those of fms-fsdp with recomputation, nothing was chosen after an error was seen",
+        "apart, one NVLink bundle for each pair of four GPUs, no FSDP on one rank); so was what AutoModel executes of "
+        "models with experts (a token goes once to each rank, its benchmarks' gate, fused kernels). For the rows of "
+        "Megatron-LM and Llama 3, AutoModel's Llama 3 70B, and those of fms-fsdp with recomputation, nothing was "
+        "chosen after an error was seen",
     ),
 }
 CONTROL_ROWS = {  # set -> sets to whose rows its control is fitted, the judged model's rows left out
@@ -406,6 +408,7 @@ SHAPES = {  # models whose rows state no shape, and simdev's names of them
     "llama3-70b": "llama3-70b",
     "llama3-405b": "llama3-405b",
     "deepseek-v3": "deepseek-v3",
+    "qwen3-30b-a3b": "qwen3-moe-30b-a3b",
 }
 SC21 = "Narayanan et al. 2021 (SC21), table 1"
 AUTOMODEL = "NVIDIA-NeMo/Automodel docs/performance-summary"
@@ -414,8 +417,8 @@ FMS = "foundation-model-stack/fms-fsdp README"
 # - table 1 of SC21: microbatch and stages of a rank by examples/sc21/run_table_1.sh in NVIDIA/Megatron-LM;
 # - fms-fsdp: the share of recomputed blocks p by the second table of its README, HFU / MFU = 1 + p / 3 (34b and 70b on
 #   A100: 1.35);
-# - AutoModel: recomputation and resharding by the files of examples/llm_benchmark in its repository (DeepSeek-V3:
-#   deepseek/deepseek_v3_te_deepep.yaml);
+# - AutoModel: recomputation, resharding and its software's choices by the files of examples/llm_benchmark in its
+#   repository (deepseek/deepseek_v3_te_deepep.yaml, qwen/qwen3_moe_30b_te_deepep.yaml);
 # - Llama 3 405B: a layer on each virtual stage, none on the first and the last one (section 3.3.2). The microbatch is
 #   not stated: one sequence.
 STATED_ELSEWHERE: dict[tuple[str, str], dict[str, str]] = {
@@ -428,7 +431,10 @@ STATED_ELSEWHERE: dict[tuple[str, str], dict[str, str]] = {
     },
     **{(FMS, f"llama2-{size}"): {"recompute": "full"} for size in ("34b", "70b")},
     (AUTOMODEL, "llama3-70b"): {"recompute": "full", "framework": "automodel[compiled]"},
-    (AUTOMODEL, "deepseek-v3"): {"recompute": "full", "reshard": "never"},
+    **{
+        (AUTOMODEL, model): {"recompute": "full", "reshard": "never", "framework": "automodel[experts]"}
+        for model in ("deepseek-v3", "qwen3-30b-a3b")
+    },
     ("Llama 3 paper (Llama Team 2024), table 4", "llama3-405b"): {
         "microbatch": "1", "vp": "8", "layers of stages": "/".join(["0", *["1"] * 126, "0"]), "reshard": "never",
     },

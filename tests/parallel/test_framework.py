@@ -44,6 +44,15 @@ def test_a_framework_changes_defaults_and_leaves_what_is_typed():
     assert framework.parameters_of(model.name, parameters, "gpt-3.6b") == parameters
 
 
+@pytest.mark.parametrize("entry", ["mixtral-8x7b", "qwen3-moe-30b-a3b", "deepseek-v3"])
+def test_automodel_sends_a_token_once_to_a_rank_whatever_the_model(entry):
+    model, parameters = find_model(entry)
+    found = [
+        find_framework(f"automodel{part}").parameters_of(model.name, parameters, entry) for part in ("", "[experts]")
+    ]
+    assert [(one["dispatch"], one["gate"]) for one in found] == [("tokens", "uniform"), ("tokens", "consecutive")]
+
+
 def test_sends_are_those_of_the_framework():
     cluster = load_cluster("dgx-a100")
     assert find_framework("megatron[vtrain-node]").on(cluster).send_bytes_per_s == 14_000_000_000

@@ -125,7 +125,7 @@ def test_a_published_row_takes_what_its_authors_state_elsewhere(tmp_path):
     (run,), refused = runs_of(tmp_path, "published-plans", text)
     model = "deepseek-v3[length=4096,microbatch=1,recompute=full]"
     assert not refused and run.typed == TypedPlan(
-        model, "dgx-h100", "pp=4,ep=64", 8, "interleaved", 8, framework="automodel", reshard="never"
+        model, "dgx-h100", "pp=4,ep=64", 8, "interleaved", 8, framework="automodel[experts]", reshard="never"
     )
     assert run.step_ns == 8.18e9 and run.group == "NVIDIA-NeMo/Automodel docs/performance-summary: deepseek-v3"
 

@@ -3,7 +3,8 @@
 ``python tests/tools/zoo.py OUT.jsonl [PATTERN]`` captures every configuration below that OUT does not have yet, each
 in a process of its own, and appends a row per model. ``--memory`` in place of a pattern compares the peak memory of ten
 models with what a real step allocates (``--memory SEED COUNT``: of drawn models up to 100 M parameters), ``--maps`` the
-device maps of Hugging Face models with Accelerate's, ``--onnx`` the FLOPs of models that PyTorch's exporters write.
+device maps of Hugging Face models with Accelerate's, ``--onnx`` the FLOPs of models that PyTorch's exporters write,
+``--self-check`` what the self-check of a capture costs.
 ``python tests/tools/zoo.py OUT.jsonl --draw SEED [COUNT]`` draws 40 models from all that the packages name, captures
 them and prints a table: captured, refused (with the sentence), or wrong.
 ``python tests/tools/zoo.py OUT.jsonl --report zoo.md`` writes the tables.
@@ -21,7 +22,7 @@ import signal
 import sys
 import time
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 TIMM = """
@@ -405,7 +406,8 @@ def by_position(model, names: list[str]):
 def memory(target: str, batch: int, length: int | None) -> dict:
     """Peak bytes of the captured step, run in program order on one device, and of the same step run on the CPU:
     parameters, buffers, optimizer state, inputs, and the most that PyTorch's allocator holds beyond them. Without
-    oneDNN, whose convolutions hold copies in another layout."""
+    oneDNN, whose convolutions hold copies in another layout, and without dropout in attention, for which the CPU has no
+    fused kernel."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -427,17 +429,57 @@ def memory(target: str, batch: int, length: int | None) -> dict:
         step.optimizer.zero_grad()
 
     torch.backends.mkldnn.enabled = False
-    run()  # makes the optimizer's state
+    with whole_attention():
+        run()  # makes the optimizer's state
     state = [item for of in step.optimizer.state.values() for item in of.values() if isinstance(item, torch.Tensor)]
     held = [*step.model.parameters(), *step.model.buffers(), *state, *(t for _, t in named_tensors(step.inputs, ""))]
     sizes = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in held}
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with whole_attention(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     changes = sorted((event.start_ns(), event.nbytes()) for event in profiler.profiler.kineto_results.events()
                      if event.name() == "[memory]")  # fmt: skip
     allocated = max(itertools.accumulate(size for _, size in changes))
     return {"memory_of": target, "batch": batch, "length": length, "graph_bytes": peak_bytes(graph),
             "real_bytes": sum(sizes.values()) + allocated, "held_bytes": sum(sizes.values())}  # fmt: skip
+
+
+def self_check(target: str, batch: int, length: int | None) -> dict:
+    """Processor seconds of a capture with its self-check and without: the least of three in turn."""
+    from unittest import mock
+
+    from simdev.graphs.capture import capture_package, run
+
+    class Uncounted:
+        total = 0
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            return None
+
+    class Unseen:
+        updates: dict = {}  # noqa: RUF012
+
+        def __init__(self, named):
+            pass
+
+        def start(self):
+            pass
+
+        stop = start
+
+    import_package(target)
+    ops = capture_package(target, batch=batch, length=length).n_ops
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for checks in (True, False) * 3:
+        patches = {} if checks else {"Counted": Uncounted, "Versions": Unseen, "check": lambda *_: None}
+        with mock.patch.multiple(run, **patches) if patches else nullcontext():
+            began = time.process_time()
+            capture_package(target, batch=batch, length=length)
+            seconds[checks].append(time.process_time() - began)
+    return {"self_check_of": target, "ops": ops, "with_s": round(min(seconds[True]), 2),
+            "without_s": round(min(seconds[False]), 2)}  # fmt: skip
 
 
 @contextmanager
@@ -584,6 +626,8 @@ def main(arguments: list[str]) -> int | None:
         seeds = [int(text) for text in arguments[arguments.index("--memory") + 1 :]]
         small = [(model, 2, None) for model in drawn(*seeds)] if seeds else MEMORY
         run_each(Path(arguments[0]), small, "memory_of", memory)
+    elif "--self-check" in arguments:
+        run_each(Path(arguments[0]), MEMORY, "self_check_of", self_check)
     elif "--onnx" in arguments:
         pairs = [(target, exporter) for target in EXPORTED for exporter in ("torchscript", "dynamo")]
         run_each(Path(arguments[0]), pairs, "exported", exported)
@@ -658,7 +702,9 @@ def report(given: list[dict]) -> str:
     missing = [target for target in MODELS if target not in {row["model"] for row in rows}]
     if missing:
         lines += ["", f"Not tried yet: {', '.join(f'`{target}`' for target in missing)}."]
-    return "\n".join([*lines, *memory_lines(given), *map_lines(given), *onnx_lines(given), ""])
+    return "\n".join(
+        [*lines, *memory_lines(given), *self_check_lines(given), *map_lines(given), *onnx_lines(given), ""]
+    )
 
 
 def onnx_lines(given: list[dict]) -> list[str]:
@@ -738,7 +784,8 @@ def memory_lines(given: list[dict]) -> list[str]:
         "",
         "The peak of the captured step, run in program order on one device, against the same step run for real on the",
         "CPU: parameters, buffers, optimizer state and inputs, and the most that PyTorch's allocator holds beyond them",
-        "(`python tests/tools/zoo.py rows.jsonl --memory`). The real steps run PyTorch's own kernels. oneDNN's",
+        "(`python tests/tools/zoo.py rows.jsonl --memory`). The real steps run PyTorch's own kernels, and attention",
+        "without dropout, which the CPU computes with all weights in memory and a GPU does not. oneDNN's",
         "convolutions hold copies of their arguments in another layout while they run, which no graph of ops shows:",
         "with oneDNN, `timm:convnext_atto` takes 189.8 MB, at a copy of 16.1 MB inside the backward of a convolution,",
         "and 175.8 MB without.",
@@ -752,6 +799,27 @@ def memory_lines(given: list[dict]) -> list[str]:
             f"| `{row['memory_of']}` | {row['batch']} | {graph / 1e6:,.1f} | {real / 1e6:,.1f} |"
             f" {graph / real - 1:+.1%} | {(graph - held) / (real - held) - 1:+.1%} |"
         )
+    return lines
+
+
+def self_check_lines(given: list[dict]) -> list[str]:
+    rows = [row for row in given if "with_s" in row]
+    if not rows:
+        return []
+    lines = [
+        "",
+        "## What the self-check costs",
+        "",
+        "Each capture is compared with what PyTorch counts in the same run: FLOPs, updates and bytes. Processor",
+        "seconds of a capture with this check and without, the least of three",
+        "(`python tests/tools/zoo.py rows.jsonl --self-check`):",
+        "",
+        "| model | ops | with, s | without, s | the check's share |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        both, share = f"{row['with_s']:.2f} | {row['without_s']:.2f}", max(0.0, 1 - row["without_s"] / row["with_s"])
+        lines.append(f"| `{row['self_check_of']}` | {row['ops']:,} | {both} | {share:.0%} |")
     return lines
 
 

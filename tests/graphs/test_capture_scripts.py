@@ -229,6 +229,10 @@ def test_scripts_that_no_mesh_fits(capsys):
         ranks("sharded", "dp_replicate=4", "--wrap", "none")
     with pytest.raises(InvalidInput, match="pipeline stages; for these give FILE.py:FUNCTION"):
         ranks("sharded", "pp=2")
+
+
+def test_a_step_after_the_end_of_a_script_is_refused(capsys):
+    pytest.importorskip("accelerate")
     with pytest.raises(InvalidInput, match="made 2 training steps before it ended"):
         ranks("accelerated", "dp_replicate=4")
 

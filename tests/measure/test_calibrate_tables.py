@@ -269,6 +269,7 @@ def test_cases_of_a_folder(tmp_path):
     assert rows[0]["mean_error"] == rows[1]["mean_error"] > 0
     notes = []
     assert op_cases(tmp_path / "labels" / DEVICE / "nothing", notes) == [] and "no such" in notes[0]
+    pytest.importorskip("openpyxl")
     (tmp_path / "DeepBench_NV_V100.xlsx").write_bytes(b"PK")
     write_label(tmp_path / "other", [], device="Voodoo_2")
     write_label(tmp_path / "bad", [], fw_latency="x")

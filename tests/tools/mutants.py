@@ -227,7 +227,7 @@ MUTANTS = {
         ("PASSES[kind] * (len(node) - 1)", "PASSES[kind] * len(node)"),
         ("hops = 2 * math.log2(len(node))", "hops = math.log2(len(node))"),
         ("2 * (in_node.max() - 1) * STEP_NS", "2 * (in_node.min() - 1) * STEP_NS"),
-        ("rate = min(rate, cluster.ring_bytes_per_s(here) * RING_SHARE)", "rate = min(rate, rate * RING_SHARE)"),
+        ("rate = min(adapter * rings, near)", "rate = adapter * rings"),
         ("return max(1, round(min(ring, tree)))", "return max(1, round(ring))"),
     ],
     ("simdev/parallel/mesh.py", MESH): [
@@ -337,7 +337,7 @@ def table():
         if outcome != "noticed"
     ]
     head = ["fault", "file", "text", "replaced by", "why no test notices it"]
-    return [*markdown_table(["code", "faults", "noticed"], rows), "", *markdown_table(head, lost)]
+    return [*markdown_table(["code", "faults", "noticed"], rows), *(["", *markdown_table(head, lost)] if lost else [])]
 
 
 def main():

@@ -14,7 +14,7 @@ from simdev.files import write_text
 from simdev.measure.execute.figures import CALM
 from simdev.measure.profiles import load_costs, profile_costs, save_costs
 from simdev.measure.programs import load_program, measured_problem, need_torch, workers_of
-from simdev.measure.report import read_rows
+from simdev.measure.report import read_comparisons
 from simdev.placers import registry
 from simdev.placers.budget import Budget
 from simdev.problem.placement import Placement
@@ -46,7 +46,8 @@ def compare_placements(
     Each of the ``rounds`` runs all placements in another order, ``repeats`` steps each, so that a computer that is slow
     for some minutes slows all placements alike. ``out`` receives ``costs.npz`` (op times alone and beside a busy
     neighbour), ``cases.jsonl`` (the rows, see :func:`~simdev.measure.execute.cases.run_case` and ``predict``) and
-    ``about.json``. A second call resumes what ``out`` holds, and repeats runs that other processes disturbed.
+    ``about.json``. A second call resumes what ``out`` holds, and repeats runs that other processes disturbed. Steps of
+    other workloads join those in ``out``.
     """
     need_torch()
     from simdev.measure.execute.cases import predict, run_case
@@ -57,14 +58,20 @@ def compare_placements(
     check_workers(workers)
     program = load_program(entry, small=small, seed=seed)
     out.mkdir(parents=True, exist_ok=True)
-    if not (out / "costs.npz").exists():
-        say(f"{program.graph.name}: {program.graph.n_ops} ops; profiling on {', '.join(workers)}")
-        save_costs(profile_costs(program, topology, repeats * rounds), program.graph, out / "costs.npz")
-    costs = load_costs(out / "costs.npz", program.graph)
+    graph = program.graph
+    about, cases = read_comparisons(out)
+    if about.get(graph.name, {}).get("fingerprint", graph.fingerprint) != graph.fingerprint:
+        raise InvalidInput("ran as another graph: take another folder", source=out / "about.json", field=graph.name)
+    costs = load_costs(out / "costs.npz", graph)
+    if costs is None:
+        say(f"{graph.name}: {graph.n_ops} ops; profiling on {', '.join(workers)}")
+        costs = profile_costs(program, topology, repeats * rounds)
+        save_costs(costs, graph, out / "costs.npz")
     problem = measured_problem(program, topology, costs)
-    write_text(out / "about.json", json.dumps(_about(entry, program, topology, workers, costs), indent=1) + "\n")
+    about[graph.name] = _about(entry, program, topology, workers, costs)
+    write_text(out / "about.json", json.dumps(about, indent=1) + "\n")
     known: dict[tuple[str, int], dict] = {}
-    for row in read_rows(out / "cases.jsonl"):
+    for row in cases.pop(graph.name, []):
         _keep_calmer(known, row)
     for row in known.values():  # also rows of placements that another count or seed chose
         row.update(predict(problem, _placement_of(row, program), costs))
@@ -77,7 +84,7 @@ def compare_placements(
             key = Placement(devices).hash, number
             if key not in known or known[key].get("disturbed", 0.0) > CALM:
                 measured = run_case(program, problem, workers, name, devices, repeats=repeats, warmup=2)
-                row = {"placement": key[0], "round": number, **measured, **predicted[name]}
+                row = {"graph": graph.name, "placement": key[0], "round": number, **measured, **predicted[name]}
                 with open(out / "cases.jsonl", "a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
                 _keep_calmer(known, row)
@@ -88,7 +95,8 @@ def compare_placements(
                 f"{name:28} measured {row['measured_ns'] / 1e6:9.2f} ms  simulated {row['simulated_ns'] / 1e6:9.2f} ms "
                 f" {error:+.1%}"
             )
-    write_text(out / "cases.jsonl", "".join(json.dumps(row) + "\n" for row in known.values()))
+    kept = [*(row for others in cases.values() for row in others), *known.values()]
+    write_text(out / "cases.jsonl", "".join(json.dumps(row) + "\n" for row in kept))
     disturbed = sum(row.get("disturbed", 0.0) > CALM for row in rows)
     if disturbed:
         say(
@@ -147,7 +155,6 @@ def _about(entry: str, program: Program, topology: Topology, workers, costs: Cos
 
     return {
         "entry": entry,
-        "graph": program.graph.name,
         "fingerprint": program.graph.fingerprint,
         "ops": program.graph.n_ops,
         "topology": topology.name,

@@ -167,20 +167,25 @@ def profile_costs(program: Program, topology: Topology, repeats: int) -> Costs:
 
 
 def save_costs(costs: Costs, graph: ComputationGraph, path: Path) -> None:
-    """Write costs to an npz file, with the fingerprint of their graph."""
+    """Add costs to an npz file, under the fingerprint of their graph: ``FINGERPRINT.alone`` and ``.loaded``."""
+    kept = read_npz(path, "iuf", 2) if path.exists() else {}
+    kept |= {f"{graph.fingerprint}.alone": costs.alone, f"{graph.fingerprint}.loaded": costs.loaded}
     with replacing(path) as file:
-        np.savez_compressed(file, alone=costs.alone, loaded=costs.loaded, fingerprint=np.array(graph.fingerprint))
+        np.savez_compressed(file, **kept)
 
 
-def load_costs(path: Path, graph: ComputationGraph) -> Costs:
-    """Read what :func:`save_costs` wrote. Raises :class:`InvalidInput` if the costs belong to another graph."""
+def load_costs(path: Path, graph: ComputationGraph) -> Costs | None:
+    """Read what :func:`save_costs` wrote, None if the file holds no costs of this graph. Raises :class:`InvalidInput`
+    if it holds half of them, or another count of ops."""
     from simdev.measure.execute.cases import Costs
 
-    arrays = read_npz(path, "iufU", 2)
-    missing = {"alone", "loaded", "fingerprint"} - set(arrays)
-    if missing:
-        raise InvalidInput("missing", source=path, field=min(missing))
-    alone, loaded, fingerprint = arrays["alone"], arrays["loaded"], str(arrays["fingerprint"])
-    if fingerprint != graph.fingerprint:
-        raise InvalidInput(f"the costs are those of graph {fingerprint!r}, not of {graph.fingerprint!r}", source=path)
-    return Costs(alone, loaded)
+    arrays = read_npz(path, "iuf", 2) if path.exists() else {}
+    names = [f"{graph.fingerprint}.{name}" for name in ("alone", "loaded")]
+    if not set(names) & set(arrays):
+        return None
+    for name in names:
+        if name not in arrays:
+            raise InvalidInput("missing", source=path, field=name)
+        if arrays[name].ndim != 2 or arrays[name].shape[1] != graph.n_ops:
+            raise InvalidInput(f"expected a row of {graph.n_ops} times for each worker", source=path, field=name)
+    return Costs(*(arrays[name] for name in names))

@@ -38,7 +38,7 @@ PREDICTORS = {"simulated_ns": "model", "machine_ns": "model + machine"}  # simul
 
 # Cells with numbers, and those of them that hold a list.
 LISTS = {"samples_ns", "peak_bytes", "simulated_peak_bytes"}
-TEXTS = {"placement", "unit_devices", "name"}
+TEXTS = {"graph", "placement", "unit_devices", "name"}
 PREDICTED = {*PREDICTORS, "simulated_peak_bytes"}
 NUMBERS = LISTS | {"round", "disturbed", *(key for key in MEASURED if key.endswith("_ns")), *PREDICTORS}
 PARTS = {"ops": "#d62728", "channel": "#1f77b4", "copies": "#9467bd", "dispatch": "#7f7f7f", "rest": "#c7c7c7"}
@@ -54,11 +54,10 @@ def report(folders: list[Path], out: Path) -> list[dict[str, str]]:
 
     found, loads = {}, {}
     for folder in folders:
-        rows = read_rows(folder / "cases.jsonl")
-        if rows:
-            about = read_about(folder / "about.json")
-            found[about["graph"]] = over_rounds([row for row in rows if "simulated_ns" in row])
-            loads[about["graph"]] = about["loaded"]
+        about, cases = read_comparisons(folder)
+        for graph, rows in cases.items():
+            found[graph] = over_rounds([row for row in rows if "simulated_ns" in row])
+            loads[graph] = about[graph]["loaded"]
     if not found:
         raise InvalidInput("the folder holds no cases.jsonl", source=folders[0])
     lines, parts = [], {}
@@ -77,14 +76,31 @@ def report(folders: list[Path], out: Path) -> list[dict[str, str]]:
     return cells
 
 
-def read_about(path: Path) -> dict:
-    """What a report needs of ``about.json``: ``graph``, and ``loaded``, the slowdown beside a busy neighbour."""
+def read_comparisons(folder: Path) -> tuple[dict[str, dict], dict[str, list[dict]]]:
+    """What ``about.json`` says of each graph, and the rows of ``cases.jsonl`` of each graph, none if there are no such
+    files. In a folder of one graph, as earlier versions wrote it, rows need not name the graph."""
+    path = folder / "cases.jsonl"
+    rows = read_rows(path)
+    about = read_about(folder / "about.json") if rows or (folder / "about.json").exists() else {}
+    only = next(iter(about)) if len(about) == 1 else None
+    found: dict[str, list[dict]] = {}
+    for number, row in enumerate(rows, 1):
+        graph = row.get("graph", only)
+        if graph not in about:
+            raise InvalidInput("about.json has no such graph", source=path, field=f"line {number}: graph")
+        found.setdefault(graph, []).append(row)
+    return about, found
+
+
+def read_about(path: Path) -> dict[str, dict]:
+    """For each graph what ``about.json`` says of it: at least ``loaded``, the slowdown beside a busy neighbour."""
     try:
         about = read_json(path)
-        return {"graph": str(about["graph"]), "loaded": float(about["loaded"])}
-    except (ValueError, KeyError, TypeError, OverflowError):
+        about = {about["graph"]: about} if "loaded" in about else about
+        return {str(graph): {**found, "loaded": float(found["loaded"])} for graph, found in about.items()}
+    except (AttributeError, ValueError, KeyError, TypeError, OverflowError):
         raise InvalidInput(
-            "expected JSON with graph and loaded, as simdev study compare-real writes it", source=path
+            "expected JSON with graphs and loaded, as simdev study compare-real writes it", source=path
         ) from None
 
 

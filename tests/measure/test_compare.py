@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -310,8 +311,9 @@ def simdev(*args, cwd):
         ("cases.jsonl", "junk\n", "line 1: not JSON"),
         ("cases.jsonl", "[1]\n", "line 1: missing: channel_ns, copies_ns"),
         ("cases.jsonl", '{"placement": "x"}\n', "line 1: missing: channel_ns, copies_ns"),
-        ("about.json", "{", "expected JSON with graph and loaded"),
-        ("about.json", '{"graph": 1}', "expected JSON with graph and loaded"),
+        ("about.json", "{", "expected JSON with graphs and loaded"),
+        ("about.json", '{"graph": 1}', "expected JSON with graphs and loaded"),
+        ("about.json", "{}", "line 1: graph: about.json has no such graph"),
         ("cases.jsonl", "", "no cases.jsonl"),
     ],
 )
@@ -319,11 +321,40 @@ def test_broken_journals_are_refused_in_one_line(tmp_path, file, text, message):
     from simdev.measure.report import report
 
     for name in ("cases.jsonl", "about.json"):
-        (tmp_path / name).write_text((MEASURED / "nmt" / name).read_text())
+        (tmp_path / name).write_text((MEASURED / "repeated" / name).read_text())
     (tmp_path / file).write_text(text)
     with pytest.raises(InvalidInput, match=message):
         report([tmp_path], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_costs_of_several_graphs_share_a_file(tmp_path):
+    from simdev.measure.execute.cases import Costs
+    from simdev.measure.profiles import load_costs, save_costs
+
+    path = tmp_path / "costs.npz"
+    graphs = [SimpleNamespace(fingerprint=letter * 16, n_ops=ops) for letter, ops in (("a", 3), ("b", 5))]
+    assert load_costs(path, graphs[0]) is None
+    for number, graph in enumerate(graphs):
+        save_costs(Costs(*np.full((2, 2, graph.n_ops), number)), graph, path)
+    for number, graph in enumerate(graphs):
+        costs = load_costs(path, graph)
+        assert costs.alone.tolist() == costs.loaded.tolist() == [[number] * graph.n_ops] * 2
+    with pytest.raises(InvalidInput, match="a.alone: expected a row of 4 times"):
+        load_costs(path, SimpleNamespace(fingerprint="a" * 16, n_ops=4))
+    assert load_costs(path, SimpleNamespace(fingerprint="c" * 16, n_ops=3)) is None
+
+
+def test_a_folder_of_one_graph_is_read_as_earlier_versions_wrote_it(tmp_path):
+    from simdev.measure.report import read_comparisons
+
+    about, cases = read_comparisons(MEASURED / "repeated")
+    (graph, rows), *_ = cases.items()
+    (tmp_path / "about.json").write_text(json.dumps({"graph": graph, **about[graph]}))
+    old = [{key: value for key, value in row.items() if key != "graph"} for row in rows]
+    (tmp_path / "cases.jsonl").write_text("".join(json.dumps(row) + "\n" for row in old))
+    found, again = read_comparisons(tmp_path)
+    assert again == {graph: old} and found[graph]["loaded"] == about[graph]["loaded"]
 
 
 @pytest.mark.parametrize("command", ["execute", "profile", "study compare-real"])
@@ -346,7 +377,7 @@ def test_without_pytorch_one_line_says_so(tmp_path, command):
 def test_a_report_needs_no_pytorch(tmp_path):
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('No module named torch', name='torch')")
     folder = MEASURED / "repeated"  # rounds of different number
-    code, _, err = simdev("study", "measured", folder / "nasnet-a-mobile", folder / "nmt", "-o", "out", cwd=tmp_path)
+    code, _, err = simdev("study", "measured", folder, "-o", "out", cwd=tmp_path)
     assert code == 0, err
     for name in ("report.md", "figures.csv"):
         assert (tmp_path / "out" / name).read_text() == (folder / name).read_text()
@@ -395,6 +426,14 @@ def test_profile_compare_and_execute_from_the_command_line(tmp_path):
     again = [json.loads(line) for line in (tmp_path / "cases" / "cases.jsonl").read_text().splitlines()]
     assert again[:-1] == calm and again[-1]["name"] == rows[0]["name"]  # only what was missing was run
 
+    (tmp_path / "other.py").write_text(STEP.replace("64", "48"))
+    code, out, err = simdev("study", "compare-real", "other.py:make_step", "mine/machine.toml", *options, cwd=tmp_path)
+    assert code == 0, err
+    both = [json.loads(line) for line in (tmp_path / "cases" / "cases.jsonl").read_text().splitlines()]
+    assert both[:8] == again and len({row["graph"] for row in both[8:]}) == 1 and len(both) == 16
+    about = json.loads((tmp_path / "cases" / "about.json").read_text())
+    assert list(about) == [again[0]["graph"], both[8]["graph"]]
+
     options = ["--placer", "heft", "--repeats", 2, "--trace", "trace.json", "--json"]
     code, out, err = simdev("execute", "model.py:make_step", "mine/machine.toml", *options, cwd=tmp_path)
     assert code == 0, err
@@ -413,17 +452,16 @@ def test_committed_figures_are_what_the_committed_measurements_give(folder):
     import pandas
 
     from simdev.measure.execute.figures import figures, over_rounds
-    from simdev.measure.report import COLUMNS, PREDICTORS
+    from simdev.measure.report import COLUMNS, PREDICTORS, read_comparisons
 
     table = pandas.read_csv(MEASURED / folder / "figures.csv")
     assert list(table.columns) == list(COLUMNS) and not table.isna().any().any()
     assert list(table["predictor"]) == list(PREDICTORS.values()) * (len(table) // 2)
     assert all(table[column].dtype == float for column in [*SHARES, "tau", "tau p10", "tau noise"])
+    cases = {graph.partition("[")[0]: rows for graph, rows in read_comparisons(MEASURED / folder)[1].items()}
+    assert sorted(cases) == sorted(set(table["graph"]))
     for graph, lines in table.groupby("graph"):
-        parts = MEASURED if folder == "all" else MEASURED / folder
-        parts = parts if (parts / "cases.jsonl").exists() else parts / graph
-        journal = (parts / "cases.jsonl").read_text().splitlines()
-        rows = over_rounds([json.loads(line) for line in journal])
+        rows = over_rounds(cases[graph])
         for key, (_, line) in zip(PREDICTORS, lines.iterrows(), strict=True):
             got = figures(rows, key)
             for column, (name, _) in COLUMNS.items():

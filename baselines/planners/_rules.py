@@ -1,12 +1,13 @@
-"""The plans of people's rules, shared by the planners of these rules and by planners that start from them."""
+"""The plans of people's rules, shared by the planners of these rules and by planners that start from them; meshes and
+first fits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from simdev.baselines.planners._fit import first_fit, mesh
 from simdev.errors import Unsupported
+from simdev.parallel.mesh import Mesh
 from simdev.planners import Choice, Job, PlanBudget
 
 
@@ -44,3 +45,29 @@ def _sizes(job: Job) -> Iterator[tuple[int, int]]:
     for pp in range(2, job.layers + 1):
         if job.ranks % (widest * pp) == 0:
             yield widest, pp
+
+
+def data_axis(job: Job) -> str:
+    """The axis along which the model's replicas stand: sharded where the model can be."""
+    return "dp_shard" if "dp_shard" in job.model.axes else "dp_replicate"
+
+
+def mesh(job: Job, tp: int = 1, pp: int = 1, axis: str | None = None) -> Mesh:
+    """All ranks of the job: ``tp`` tensor-parallel ranks, ``pp`` stages, and data parallelism with what is left."""
+    sizes = {"pp": pp, axis or data_axis(job): job.ranks // (tp * pp), "tp": tp}
+    return Mesh({name: size for name, size in sizes.items() if size > 1})
+
+
+def first_fit(job: Job, budget: PlanBudget, choices: Iterable[Choice], what: str) -> Choice:
+    """The first choice that suits the job and fits in memory. Raises :class:`Unsupported` if none does."""
+    least = None
+    for choice in choices:
+        if not job.valid(choice):
+            continue
+        outcome = budget.evaluate(choice)
+        if outcome.fits:
+            return choice
+        least = min(least or outcome, outcome)
+    if least is None:
+        raise Unsupported(f"{what}: no such plan divides {job.batch} sequences and the model among {job.ranks} ranks")
+    raise Unsupported(f"{what}: no plan fits; {least.choice} lacks {least.overflow_bytes / 2**30:.1f} GiB")

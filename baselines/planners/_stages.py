@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from simdev.baselines.planners._fit import data_axis
+from simdev.baselines.planners._rules import data_axis
 from simdev.errors import Unsupported
 from simdev.parallel.capture.reshard import slice_of
 from simdev.parallel.costs.collectives import route

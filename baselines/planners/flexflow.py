@@ -9,7 +9,7 @@ many. The simulator of the chain is the cost model; the best plans that it met a
 
 import math
 
-from simdev.baselines.planners._fit import data_axis
+from simdev.baselines.planners._rules import data_axis
 from simdev.baselines.planners._stages import Option, choice_of, stage_sizes
 from simdev.errors import Unsupported
 from simdev.parallel.mesh import Mesh

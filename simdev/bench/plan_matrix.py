@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simdev.bench import plan_rows
-from simdev.bench.plan_board import BOARD, choices_of
+from simdev.bench.plan_rows import BOARD, choices_of
 from simdev.bench.rows import entry_id
 from simdev.errors import InvalidInput, quoted
 from simdev.parallel import find_model, load_cluster

@@ -23,8 +23,7 @@ from simdev.parallel.costs.collectives import collective_ns
 from simdev.parallel.costs.timing import Template
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.plan import WHOLE, PlanProgram, prepare
-from simdev.planners.job import Choice, Job
-from simdev.planners.shared import SharedByPlans
+from simdev.planners.job import Choice, Job, SharedByPlans
 
 # Kernels that FSDP adds to copy parameters and gradients; a plan without FSDP has none of them.
 COPIES = frozenset(

@@ -34,8 +34,7 @@ from simdev.parallel.plan import DIVIDED, WHOLE, Plan, resident_bytes
 from simdev.parallel.program import NotRepeating, Segment
 from simdev.parallel.unroll import execution_order
 from simdev.planners.bounds import small_mesh, span_ns
-from simdev.planners.job import Choice, Job
-from simdev.planners.shared import SharedByPlans
+from simdev.planners.job import Choice, Job, SharedByPlans
 
 SHARDS = 2  # of the captures (small_mesh); what a rank stores is scaled to other numbers
 # Estimated memory over the capacity, up to which a plan is simulated, by what decides whether it fits. An allocator

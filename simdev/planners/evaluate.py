@@ -19,9 +19,8 @@ from simdev.parallel.plan import Plan, PlanProgram, PlanReport, captures_of, pea
 from simdev.parallel.unroll import TooManyOps
 from simdev.planners.bounds import plan_bound_ns
 from simdev.planners.estimate import Estimate, estimate, estimates, group_of
-from simdev.planners.job import Choice, Job
+from simdev.planners.job import Choice, Job, SharedByPlans
 from simdev.planners.outcome import Outcome
-from simdev.planners.shared import SharedByPlans
 from simdev.user_file import is_user_module
 
 RECORDING = 5  # arguments of a recording; a capture has eight

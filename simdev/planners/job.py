@@ -402,3 +402,13 @@ def stages_of(schedule: str) -> int:
 def _divisors(n: int) -> list[int]:
     low = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
     return sorted({*low, *(n // d for d in low)})
+
+
+class SharedByPlans:
+    """A job, the prices of its kernels and collectives, and what is known of its programs by keys of those who compute
+    it: stages as captured from PyTorch, segments as timed."""
+
+    def __init__(self, job: Job):
+        self.job = job
+        self.prices = job.software.prices(job.cluster)
+        self.known: dict[tuple, Any] = {}

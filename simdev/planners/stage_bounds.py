@@ -39,8 +39,7 @@ from simdev.parallel.capture.stage import FEW, capture_stage
 from simdev.parallel.costs.timing import make_template
 from simdev.parallel.mesh import Mesh
 from simdev.planners.bounds import copies_of
-from simdev.planners.job import LONG, Job
-from simdev.planners.shared import SharedByPlans
+from simdev.planners.job import LONG, Job, SharedByPlans
 
 
 def any_plan_bound_ns(shared: SharedByPlans) -> int:

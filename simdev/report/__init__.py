@@ -7,8 +7,7 @@ what ``simdev explain`` prints. :func:`write_page` and :func:`draw` write the fi
 
 from simdev.report.explain import Explanation, Finding, explain
 from simdev.report.page import write_page
-from simdev.report.perfetto import trace_events, write_trace
-from simdev.report.plan_trace import plan_trace_events
+from simdev.report.perfetto import plan_trace_events, trace_events, write_trace
 from simdev.report.timeline import draw
 
 __all__ = [

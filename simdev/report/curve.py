@@ -13,7 +13,7 @@ from simdev.bench.plan_rows import as_row, full_name, read_folder
 from simdev.bench.rows import Row
 from simdev.errors import InvalidInput, UnknownName
 from simdev.files import write_picture
-from simdev.report.labels import plain
+from simdev.report.describe import plain
 from simdev.sim.plot import hue
 
 MOST = 8  # placers of one picture: the best ones

@@ -12,7 +12,6 @@ from simdev.files import write_picture
 from simdev.problem.costs import FREE_KINDS, op_class
 from simdev.problem.graph import PHASES, ComputationGraph
 from simdev.problem.topology import Topology
-from simdev.report.labels import plain
 
 
 def summarise_graph(graph: ComputationGraph) -> dict:
@@ -374,3 +373,8 @@ def _draw_nodes(axes, topology: Topology, place, fabrics) -> None:
             text = f"{name}\n{kind}\n{device.kind.memory_bytes / 2**30:.4g} GiB"
         axes.add_patch(box)
         axes.text(x, y, plain(text), ha="center", va="center", fontsize=6.5, zorder=3, linespacing=1.05)
+
+
+def plain(text: str) -> str:
+    """``text`` with dollar signs escaped: matplotlib would read the text between two of them as a formula."""
+    return text.replace("$", r"\$")

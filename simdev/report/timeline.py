@@ -11,8 +11,8 @@ import numpy as np
 from simdev.errors import InvalidInput
 from simdev.files import write_picture
 from simdev.problem.graph import PHASES, ComputationGraph
+from simdev.report.describe import plain
 from simdev.report.explain import REASONS, Explanation
-from simdev.report.labels import plain
 from simdev.sim.plot import PIXELS, SHADES, bars, device_rows, hue
 
 GREYS = dict(zip(REASONS, ("#222222", "#666666", "#8c8c8c", "#b0b0b0", "#d0d0d0"), strict=True))

@@ -11,7 +11,7 @@ from simdev.bench.bench import Observer
 from simdev.bench.rows import Row
 from simdev.errors import InvalidInput, UnknownName
 from simdev.placers.registry import find_placer
-from simdev.studies.reproduce import gdp, learned, mirhoseini, placeto, reproduce, stats
+from simdev.studies.reproduce import gdp, lab, learned, mirhoseini, placeto, reproduce
 from simdev.studies.reproduce.lab import VERSIONS, Lab, LabCase, RunResult, older
 
 
@@ -36,22 +36,21 @@ def found(placer, points, *, seed=0, workload="w", params="{}"):
 
 
 def test_intervals():
-    assert stats.interval([3.0]) == (3.0, 3.0, 3.0)
-    mean, low, high = stats.interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert lab.interval([3.0]) == (3.0, 3.0, 3.0)
+    mean, low, high = lab.interval([1.0, 2.0, 3.0, 4.0, 5.0])
     assert mean == 3.0 and 1.0 < low < 2.5 and 3.5 < high < 5.0
-    assert stats.interval([1.0, 2.0, 3.0, 4.0, 5.0]) == (mean, low, high)
-    assert all(math.isnan(value) for value in stats.interval([]))
-    assert stats.geometric([1.0, 4.0])[0] == pytest.approx(2.0)
+    assert lab.interval([1.0, 2.0, 3.0, 4.0, 5.0]) == (mean, low, high)
+    assert all(math.isnan(value) for value in lab.interval([]))
+    assert lab.geometric([1.0, 4.0])[0] == pytest.approx(2.0)
     assert (
-        stats.interval_text((1234.5, 1.0, 2000.0), 0) == "1,234 [1, 2,000]"
-        and stats.interval_text(stats.interval([])) == "-"
+        lab.interval_text((1234.5, 1.0, 2000.0), 0) == "1,234 [1, 2,000]" and lab.interval_text(lab.interval([])) == "-"
     )
 
 
 def test_evaluations_until_a_target():
     points = [(1, 0.1, 100), (5, 0.2, 80), (9, 0.3, 70)]
-    assert [stats.evaluations_to(points, target) for target in (200, 80, 79.5, 60)] == [1, 5, 9, None]
-    assert [stats.best_at(points, used) for used in (0, 1, 8, 50)] == [None, 100, 80, 70]
+    assert [lab.evaluations_to(points, target) for target in (200, 80, 79.5, 60)] == [1, 5, 9, None]
+    assert [lab.best_at(points, used) for used in (0, 1, 8, 50)] == [None, 100, 80, 70]
 
 
 def test_the_papers_own_numbers_have_the_papers_signs():

@@ -280,8 +280,7 @@ CONFIGURATION = {
 
 def plans_csv(folder: Path) -> bytes:
     """A table of two runs of planners, one of them with a plan."""
-    from simdev.bench.plan_board import choices_of
-    from simdev.bench.plan_rows import PlanRow, write_plan_rows
+    from simdev.bench.plan_rows import PlanRow, choices_of, write_plan_rows
     from simdev.parallel.mesh import Mesh
     from simdev.planners import Choice
 

@@ -17,9 +17,8 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Say what a step spends its time on, and what would help."""
-    from simdev.report.explain import Explanation
+    from simdev.report.explain import Explanation, explain_plan
     from simdev.report.explain import explain as findings
-    from simdev.report.plan_explain import explain_plan
 
     explanation = chosen_run(run, workload, topology, placer)
     if not isinstance(explanation, Explanation):

@@ -125,8 +125,7 @@ def simulate_plan(
         report = simulate(typed.plan, typed.prices(), unfolded=unfolded, slowdown=slowdown, slow=stragglers)
         reserved = reserved_bytes(typed.plan)
     if trace is not None:
-        from simdev.report.perfetto import write_trace
-        from simdev.report.plan_trace import plan_trace_events
+        from simdev.report.perfetto import plan_trace_events, write_trace
 
         write_trace(trace, plan_trace_events(report))
     if picture is not None:

@@ -75,8 +75,7 @@ def view(
 
 def _draw_plan(report, out: Path) -> None:
     if out.suffix == ".json":
-        from simdev.report.perfetto import write_trace
-        from simdev.report.plan_trace import plan_trace_events
+        from simdev.report.perfetto import plan_trace_events, write_trace
 
         write_trace(out, plan_trace_events(report))
     else:

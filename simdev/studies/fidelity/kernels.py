@@ -27,7 +27,7 @@ from simdev.files import open_text, table_errors
 from simdev.problem.opcost.device import Calibration, calibration_names, load_calibration
 from simdev.problem.opcost.physics import PRODUCTS, baseline_s
 from simdev.problem.topology import load_kinds
-from simdev.studies.fidelity.step_memory import peak_bytes
+from simdev.studies.fidelity.memory import peak_bytes
 
 LARGE = 1024  # the least side of the products that the goal covers
 VISIBLE_S = 50e-6  # other kernels below this time are not judged, because the launch dominates

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from simdev.bench import rows
 from simdev.graphs.random_graphs import family_split
 from simdev.placers import registry
-from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, Size
+from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, Size, geometric, interval, interval_text
 from simdev.studies.reproduce.placeto import FAMILIES, TRAINED_BY, ratios_to_best
-from simdev.studies.reproduce.stats import geometric, interval, interval_text
 
 TITLE = "Placeto: grouping learned with placement, one policy for several families"
 CLIMB = "group-climb[by=coarse]"

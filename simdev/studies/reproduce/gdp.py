@@ -6,9 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 
 from simdev.placers import registry
-from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, Size, chosen
+from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, Size, chosen, geometric, interval, interval_text
 from simdev.studies.reproduce.picture import learning_curves
-from simdev.studies.reproduce.stats import geometric, interval, interval_text
 
 TITLE = "GDP: Generalized Device Placement for Dataflow Graphs (Zhou et al. 2019)"
 CLIMB, UNTRAINED = "group-climb", "gdp[rate=0.0]"

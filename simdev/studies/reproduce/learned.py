@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from simdev.bench.matrix import MACHINES, TWELVE
-from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, Size, chosen
-from simdev.studies.reproduce.stats import best_at, geometric, interval_text
+from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, Size, best_at, chosen, geometric, interval_text
 
 TITLE = "Learned search: a network that chooses the moves of a search"
 LEARNED = "learned-search"

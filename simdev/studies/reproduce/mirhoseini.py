@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from simdev.problem.placement_file import stored_placement
 from simdev.problem.problem import Problem
 from simdev.sim import simulate
-from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, Size
+from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, Size, interval, interval_text
 from simdev.studies.reproduce.picture import learning_curves
-from simdev.studies.reproduce.stats import interval, interval_text
 
 TITLE = "Device Placement Optimization with Reinforcement Learning (Mirhoseini et al. 2017), table 1"
 EAGER = "fifo/fifo/eager"

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.files import write_picture
-from simdev.studies.reproduce.lab import RunResult
-from simdev.studies.reproduce.stats import best_at, interval
+from simdev.studies.reproduce.lab import RunResult, best_at, interval
 
 COLOURS = (
     "#0072b2",

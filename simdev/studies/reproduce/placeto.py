@@ -6,9 +6,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from simdev.graphs.random_graphs import family_split
-from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, Size, chosen
+from simdev.studies.reproduce.lab import (
+    Lab,
+    LabCase,
+    RunResult,
+    Size,
+    chosen,
+    evaluations_to,
+    geometric,
+    interval,
+    interval_text,
+)
 from simdev.studies.reproduce.picture import bars, learning_curves
-from simdev.studies.reproduce.stats import evaluations_to, geometric, interval, interval_text
 
 TITLE = "Placeto: Learning Generalizable Device Placement Algorithms (Addanki et al. 2019)"
 PLACERS = ("placeto", "colocrl", "hdp")

@@ -114,6 +114,7 @@ def test_rows_that_cannot_be_simulated_say_why(tmp_path):
 
 
 def test_a_published_row_takes_what_its_authors_state_elsewhere(tmp_path):
+    pytest.importorskip("torch")  # the model of the row is built for the layers of its stages
     cells = {
         "source": report.AUTOMODEL, "model": "deepseek-v3", "gpu": "H100 SXM", "gpus": "256", "dp_shard": "64",
         "ep": "64", "pp": "4", "vp": "8", "microbatch": "1", "global_batch": "512", "sequence": "4096",

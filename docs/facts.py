@@ -248,6 +248,64 @@ def cost_report(what: str) -> str:
     return found[what]
 
 
+def measured_plans(what: str) -> str:
+    """Of the report on plans that ran on real cores: the mean ``error``, that with collectives ``amid`` work, the
+    ``largest`` error, the ``regret``, or Kendall's ``tau``."""
+    text = (BOARDS / "measured" / "plans" / "report.md").read_text(encoding="utf-8")
+    found = dict(re.findall(r"^- (.+): ([\d.]+)$", text, re.MULTILINE))
+    if what == "tau":
+        return found["Kendall's tau"]
+    named = {"error": "mean error", "amid": "mean error with collectives amid work", "largest": "largest error"}
+    return percent(float(found[named.get(what, what)]))
+
+
+@functools.cache
+def reports(name: str) -> dict[tuple[str, str], dict[str, str]]:
+    """The tables of a reproduced paper: the cells of each line, by table and line."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    with open(BOARDS / "reproduced" / name / "tables.csv", encoding="utf-8", newline="") as file:
+        for cell in csv.DictReader(file):
+            found.setdefault((cell["table"], cell["line"]), {})[cell["column"]] = cell["value"]
+    return found
+
+
+def reported(name: str, table: str, column: str, *where: str) -> str:
+    """A cell of a reproduced paper's report, without its interval. ``where`` is ``COLUMN=VALUE`` and chooses the
+    line; it has to choose one."""
+    wanted = dict(pair.split("=", 1) for pair in where)
+    mine = [line for (of, _), line in reports(name).items() if of == table and wanted.items() <= line.items()]
+    if len(mine) != 1:
+        raise KeyError(f"{len(mine)} lines of {name}, {table} have {wanted}")
+    return mine[0][column].partition(" [")[0]
+
+
+def reported_less(name: str, table: str, column: str, key: str, first: str, than: str) -> str:
+    """How much less a cell of a report is in the line whose ``key`` is ``first`` than in that of ``than``."""
+    mine, other = (float(reported(name, table, column, f"{key}={of}").replace(",", "")) for of in (first, than))
+    return percent(1 - mine / other)
+
+
+def splits(what: str) -> str:
+    """Of the report on Tarnawski et al.: how many ``graphs`` it has; the ``least`` and the ``most`` that the best
+    contiguous split has less load than the published one; on how many graphs a free split is ``better``, and by how
+    much at most (``gain``); the ``least-latency`` and the ``most-latency`` below greedy filling, where they differ."""
+    load = [line for (table, _), line in reports("tarnawski").items() if table == "throughput"]
+    latency = [line for (table, _), line in reports("tarnawski").items() if table == "latency"]
+    expert = [1 - float(line["contiguous"]) / float(line["expert"]) for line in load if line["expert"]]
+    free = [1 - float(line["free"]) / float(line["contiguous"]) for line in load]
+    greedy = [1 - float(line["one call"]) / float(line["greedy"]) for line in latency]
+    greedy = [share for share in greedy if share > 0.0001]
+    return {
+        "graphs": str(len(load)),
+        "least": percent(min(expert)),
+        "most": percent(max(expert)),
+        "better": str(sum(share > 0.00001 for share in free)),
+        "gain": percent(max(free)),
+        "least-latency": percent(min(greedy)),
+        "most-latency": percent(max(greedy)),
+    }[what]
+
+
 def slower(name: str, placer: str, what: str) -> str:
     """How much longer the steps of a planner's plans are than the best known ones, over the jobs where its plan fits:
     in the ``median``, or at ``most``, as a share; the ``factor`` at most; or in ``fits`` of how many jobs."""
@@ -312,6 +370,24 @@ def _best(name: str) -> dict[tuple[str, str], int]:
             case = row.workload, row.topology
             best[case] = min(best.get(case, row.step_ns), row.step_ns)
     return best
+
+
+def planned(head: list[str], name: str, model: str, cluster: str) -> list[str]:
+    """Lines of a table of planners on one job: who found a plan, the plan, its step time in seconds, and how much
+    longer that is than the shortest one. Planners of one plan share a line."""
+    from simdev.bench.plan_rows import read_folder
+
+    mine = [row for row in read_folder(BOARDS / name) if (row.model, row.cluster) == (model, cluster)]
+    plans: dict[tuple[int, str], list[str]] = {}
+    for row in mine:
+        if row.step_ns is not None:
+            plans.setdefault((row.step_ns, str(row.choice)), []).append(f"`{row.entry}`")
+    best = min(step for step, _ in plans)
+    longer = {step: percent(step / best - 1) if step > best else "" for step, _ in plans}
+    return [
+        f"| {', '.join(sorted(names))} | `{plan}` | {step / 1e9:.3f} | {longer[step]} |".replace("|  |", "| |")
+        for (step, plan), names in sorted(plans.items())
+    ]
 
 
 def bounds(head: list[str], name: str) -> list[str]:
@@ -432,11 +508,11 @@ FACTS: dict[str, Callable[..., str]] = {
     for function in (
         ms, best_ms, ratio, above, fit, shorter, wins, first, gap, gain, within, middle_gap, largest_gap, count,
         registered, plans, slower, alone, best_of, smallest_gap, preset, fidelity,
-        left_out, cost_report,
+        left_out, cost_report, measured_plans, reported, reported_less, splits,
     )
 }  # fmt: skip
 TABLES: dict[str, Callable[..., list[str]]] = {
-    function.__name__: function for function in (table, machines, pipelines, bounds, inference, kernels)
+    function.__name__: function for function in (table, machines, pipelines, bounds, inference, kernels, planned)
 }
 
 

@@ -1,6 +1,7 @@
 """Reports about simdev itself, on small inputs."""
 
 import csv
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ from simdev.errors import InvalidInput
 from simdev.parallel.mesh import Mesh
 from simdev.placers import registry
 from simdev.placers.testing import training_graph
+from simdev.planners import Choice, Outcome
 from simdev.problem.placement import Placement
 from simdev.problem.placement_file import store_placement
 from simdev.problem.problem import Problem
@@ -21,7 +23,20 @@ from simdev.studies import cost_report, perf
 from simdev.studies import physics as physics_report
 from simdev.studies.cost_report import PlacerTimes
 from simdev.studies.physics import FULL, LEAST, CaseTimes, agreements, markdown, matrix, read_cases
-from simdev.studies.plan_rankings import _best_of, rankings
+from simdev.studies.plan_rankings import (
+    CHOSEN,
+    GATHERED,
+    LARGER,
+    LIGHTER,
+    LOOPED,
+    WIDER,
+    Chosen,
+    _best_of,
+    chosen_lines,
+    differences,
+    left_out,
+    rankings,
+)
 from simdev.studies.training_runs import Prediction, TrainingRun
 
 # the speed table has a row per contender, size and kind of placement; no test here times anything
@@ -78,6 +93,37 @@ def test_the_best_of_random_plans_is_the_mean_over_all_draws():
     regret = np.array([0.0, 0.3, 0.1, 0.7, 0.2])
     every = [min(draw) for draw in combinations(regret, 3)]
     assert _best_of(regret, 3) == pytest.approx(np.mean(every))
+
+
+def test_what_a_choice_has_otherwise_and_what_may_explain_it():
+    mesh = Mesh({"pp": 2, "dp_replicate": 4, "tp": 8})
+    ran = Choice(mesh, 1, "full", "interleaved", 2)
+    wide = Choice(Mesh({"pp": 2, "dp_replicate": 16, "tp": 2}), 2, "none", "interleaved", 4)
+    assert differences(ran, wide) == [
+        "dp_replicate 4 -> 16", "tp 8 -> 2", "microbatch 1 -> 2", "recompute full -> none", "stages per rank 2 -> 4",
+    ]  # fmt: skip
+    assert left_out(ran, wide) == [WIDER, LIGHTER, LOOPED]
+    assert left_out(wide, ran) == [] and differences(ran, ran) == [] == left_out(ran, ran)
+    assert left_out(ran, Choice(mesh, 2, "full", "interleaved", 2)) == [LARGER]
+    sharded = Choice(Mesh({"pp": 2, "dp_shard": 4, "tp": 8}), 1, "full", "1f1b")
+    assert differences(sharded, replace(sharded, reshard="never", reduce_each=True)) == [
+        "reduce each False -> True", "reshard always -> never",
+    ]  # fmt: skip
+    assert left_out(sharded, replace(sharded, reshard="never")) == [GATHERED]
+    assert differences(sharded, replace(sharded, stage_layers=(3, 5))) == ["other layers of stages"]
+
+
+def test_reasons_are_named_where_the_choice_is_quicker():
+    choices = Choice(Mesh({"tp": 8}), 1, "full"), Choice(Mesh({"dp_replicate": 8}), 1, "none")
+    run = TrainingRun("s", "row 1", "m", None, 2e9)
+    ran, fast, slow = (Outcome(c, ns, over, (2**30,)) for c, ns, over in ((choices[0], 100, 0), (choices[1], 90, 0),
+                       (choices[1], 110, 7)))  # fmt: skip
+    quick, late = (dict(zip(CHOSEN, chosen_lines([Chosen(run, ran, one, 3)])[0], strict=True)) for one in (fast, slow))
+    assert quick["quicker %"] == "10.0" and quick["left out of the simulation"] == f"{WIDER}; {LIGHTER}"
+    assert late["quicker %"] == "-10.0" and late["left out of the simulation"] == ""
+    assert quick["GiB of search"] == "1.0" and late["GiB of search"] == "1.0 (!)" and quick["GPUs"] == "8"
+    same = dict(zip(CHOSEN, chosen_lines([Chosen(run, ran, ran, 3)])[0], strict=True))
+    assert same["differs"] == "nothing" and same["quicker %"] == "0.0"
 
 
 # the bench before and after calibration: which placers trade places

@@ -6,12 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from simdev.bench.rows import read_csv, write_csv
 from simdev.cli import main as cli
 from simdev.errors import InvalidInput
 from simdev.parallel import find_model
 from simdev.parallel.costs.float8 import Float8
 from simdev.parallel.typed_plan import TypedPlan
 from simdev.studies import training_runs as report
+from simdev.studies.plan_rankings import CHOSEN, LARGER, WIDER
 from simdev.studies.training_controls import START, constant_mfu, fit_formula, formula_left_out, formula_ns
 from simdev.studies.training_runs import Prediction, TrainingRun, read_runs, report_lines
 
@@ -212,6 +214,38 @@ def test_an_unknown_set_is_named(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 2 and "did you mean 'vtrain-" in capsys.readouterr().err
+
+
+SMALL = HEADER + "2,1,1,2,256,2,4,256,1,4,30.0\n4,1,1,4,256,2,4,256,1,4,20.0\n"  # four sequences on 2 and 4 GPUs
+
+
+@pytest.mark.slow
+def test_search_beside_a_plan_that_ran(tmp_path, monkeypatch, capsys):
+    """It is told the job and not the plan; rows in the table are kept, and a row that it chose is simulated."""
+    pytest.importorskip("torch")
+    (tmp_path / "training-runs").mkdir()
+    (tmp_path / "training-runs" / "vtrain_single.csv").write_text(SMALL)
+    table = tmp_path / "chosen.csv"
+    kept = ["row 2", *"4abcdefghij", ""][: len(CHOSEN)]
+    write_csv(table, CHOSEN, [dict(zip(CHOSEN, kept, strict=True))])
+    command = ["study", "training-runs", str(tmp_path), "--set", "vtrain-single", "--search", "3", "--json"]
+    monkeypatch.setattr("sys.argv", ["simdev", *command, "--table", str(table)])
+    try:
+        cli.main()
+    except SystemExit as stop:
+        assert not stop.code
+    shown = capsys.readouterr()
+    found, other = sorted(json.loads(shown.out)["rows"], key=lambda row: row["row"])
+    assert other["plan that ran"] == "a" and "row 2" not in shown.err and "row 1" in shown.err
+    (run,), _ = (read_runs(tmp_path, "vtrain-single")[0][:1], None)
+    assert found["plan that ran"] == "tp=2 microbatch=1" and found["measured s"] == 0.03
+    assert found["simulated s"] == pytest.approx(report.predict(run).step_ns / 1e9, abs=5e-4)
+    assert found["plan of search"] == "dp_replicate=2 microbatch=2"  # no collective in a layer, and fewer kernels
+    assert found["simulated s of search"] < found["simulated s"] and found["quicker %"] > 1
+    assert found["differs"] == "dp_replicate 1 -> 2; tp 2 -> 1; microbatch 1 -> 2"
+    assert found["left out of the simulation"] == f"{WIDER}; {LARGER}"
+    rows = {line["row"]: line for _, line in read_csv(table, CHOSEN)}
+    assert set(rows) == {"row 1", "row 2"} and rows["row 1"]["plan of search"] == found["plan of search"]
 
 
 def printed_step_ns(typed):

@@ -71,8 +71,20 @@ def training_runs(
     commands: Annotated[
         bool, typer.Option("--commands", help="Print the command of each row and its measured step, and simulate none.")
     ] = False,
+    row: Annotated[str, typer.Option("--row", help="Only rows whose name has this text, such as gpt-22b.")] = "",
+    search: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Let search simulate that many plans of each job, and compare its choice with the plan that ran.",
+        ),
+    ] = 0,
     table: Annotated[
-        Path | None, typer.Option(help="Write each row, measured and simulated, as CSV.", callback=in_a_folder)
+        Path | None,
+        typer.Option(
+            help="Write each row, measured and simulated, as CSV; with --search, rows in it are kept.",
+            callback=in_a_folder,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -87,21 +99,28 @@ def training_runs(
         if name not in report.SETS:
             raise UnknownName("set", name, report.SETS)
     chosen = [source for source in report.SETS if source in (sets or report.SETS)]
-    found, given, refused = [], [], []
+    found, given, refused, beside = [], [], [], []
     for source in report.SETS:
         if not any(source in report.CONTROL_ROWS[name] for name in chosen):
             continue
         runs, why = report.read_runs(data, source)
         given += runs  # controls are fitted to all rows of other models, simulated or not
         if source in chosen:
+            runs = [run for run in runs if row in run.name]
             some = _whole_groups(runs, most) if rankings else report.spread(runs, most)
             if commands:
                 _print_commands(some)
                 continue
+            if search:
+                beside += some
+                refused += why
+                continue
             predictions, more = report.predict_all(some, lambda text: print(text, file=sys.stderr))
             found += predictions
             refused += why + more
-    if commands:
+    if search:
+        _search_beside(beside, search, refused, table, as_json)
+    if commands or search:
         return
     if table is not None:
         report.write_table(table, found)
@@ -130,6 +149,34 @@ def _print_commands(runs: list) -> None:
     for run in runs:
         arguments = shlex.join(run.typed.arguments)
         print(f"simdev simulate-plan {arguments}  # {run.source} {run.name}: {run.step_ns / 1e6:,.1f} ms measured")
+
+
+def _search_beside(runs: list, evaluations: int, refused: list[str], table: Path | None, as_json: bool) -> None:
+    """Print, and write to ``table`` after each row, what ``search`` chooses for the jobs of the runs."""
+    from simdev.bench.rows import read_csv, write_csv
+    from simdev.errors import SimdevError
+    from simdev.studies.plan_rankings import CHOSEN, chosen_beside, chosen_lines
+
+    kept = read_csv(table, CHOSEN) if table is not None and table.exists() else ()
+    known = {line["row"]: [line[name] for name in CHOSEN] for _, line in kept}
+    lines = []
+    for number, run in enumerate(runs):
+        if run.name not in known:
+            print(f"search {number + 1}/{len(runs)}: {run.name}", file=sys.stderr)
+            try:
+                known[run.name] = chosen_lines([chosen_beside(run, evaluations)])[0]
+            except SimdevError as error:
+                refused.append(str(error))
+                continue
+            if table is not None:
+                write_csv(table, CHOSEN, [dict(zip(CHOSEN, line, strict=True)) for line in known.values()])
+        lines.append(known[run.name])
+    notes = [f"not compared: {why}" for why in refused]
+    if as_json:
+        print_figures(CHOSEN, lines, True, notes=notes)
+        return
+    print_figures(CHOSEN, lines, False)
+    print(*notes, sep="\n")
 
 
 def _whole_groups(runs: list, most: int) -> list:

@@ -7,6 +7,7 @@ cost of a call is the time since the call that it follows (Python and dispatch) 
 *waiting*. The simulator computes the waiting:
 
 * a synchronising call, and a copy from or to pageable memory, wait for the work on their stream;
+* a loop of ``cudaEventQuery`` waits for the work that ended before its last query (:func:`polls_as_calls`);
 * a launch waits while :data:`QUEUE_DEPTH` earlier launches on its stream are unfinished;
 * work waits for its launch, for the previous work on its stream and, after ``cudaStreamWaitEvent``, for the work that
   was launched last on the other stream.
@@ -36,6 +37,11 @@ QUEUE_DEPTH = 1024  # launches in flight on a stream; traces whose host runs ahe
 FOUND_BUSY_NS = 1_000_000  # an idle stream begins its work a thousand times sooner
 SYNC = ("Synchronize", "cudaMemcpy", "hipMemcpy")
 WAIT_EVENT = ("cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent")
+QUERY = tuple(f"{api}{what}Query" for api in ("cuda", "cu", "hip") for what in ("Event", "Stream"))
+POLLED = "queries until work has ended"  # the name of the one call that stands for a loop of queries
+POLLS = 3  # queries of a loop, at least
+EACH_NS = 10_000  # from one query of a loop to the next, at least: the caching allocator asks for 800 events in a row,
+# one every 2.4 us (df_index_resolver of HTA), and does not wait for them; loops that ask as often look the same
 CLOCK_NS = 2000  # the clocks of calls and work differ by up to this
 OVERLAPS = 0.01  # share of calls that begin during a call of another thread, from which on threads are lanes
 IDLE_NS = 300_000  # a thread of a lane without calls for longer has waited for another thread that made calls
@@ -87,6 +93,7 @@ def host_line(trace: Trace) -> Line:
     """The events of the host in ``trace``, from the begin of the first step to the end of the last (or in all of
     it)."""
     begin, end = _window(trace)
+    trace = polls_as_calls(trace)
     calls, work = trace.calls, trace.work
     launched: dict[int, list[int]] = {}
     for row, correlation in enumerate(work.correlation.tolist()):
@@ -107,6 +114,8 @@ def host_line(trace: Trace) -> Line:
             draft.mark(edge, row // 2, ("begin", "end")[row % 2])
         elif int(calls.correlation[row]) in launched:
             draft.launch(row, name[row], launched[int(calls.correlation[row])])
+        elif name[row] == POLLED:
+            draft.poll(row)
         elif any(part in name[row] for part in SYNC):
             draft.sync(row, name[row])
         elif several and name[row] in WAIT_EVENT:
@@ -120,6 +129,34 @@ def _window(trace: Trace) -> tuple[int, int]:
     if not len(trace.calls):
         raise InvalidInput("no calls of the host in the trace: nothing to replay", source=trace.name)
     return int(trace.calls.begin.min()), int(trace.calls.end.max()) + 1
+
+
+def polls_as_calls(trace: Trace) -> Trace:
+    """``trace`` with one call, named :data:`POLLED`, in place of each loop in which a thread asks whether work has
+    ended until it has.
+
+    A loop is a run of at least :data:`POLLS` queries without another call of the thread, :data:`EACH_NS` apart or more
+    on average, between whose last two queries work has ended. Other queries stay as they are: time of the host.
+    """
+    calls, ends = trace.calls, np.sort(trace.work.end)
+    is_query = np.array([name in QUERY for name in trace.names], bool)[calls.name]
+    if not is_query.any():
+        return trace
+    order = np.lexsort((calls.begin, calls.thread))
+    query, thread = is_query[order], calls.thread[order]
+    starts = np.flatnonzero(np.r_[True, ~(query[1:] & query[:-1] & (thread[1:] == thread[:-1]))])
+    name, end, kept = calls.name.copy(), calls.end.copy(), np.ones(len(calls), bool)
+    for first, stop in zip(starts, np.r_[starts[1:], len(order)], strict=True):
+        if stop - first < POLLS:
+            continue
+        row, last, before = order[first], order[stop - 1], order[stop - 2]
+        until, apart = calls.end[last], (calls.begin[last] - calls.begin[row]) / (stop - first - 1)
+        ended = np.searchsorted(ends, (calls.begin[before] - CLOCK_NS, until + CLOCK_NS))
+        if apart >= EACH_NS and ended[0] < ended[1]:
+            name[row], end[row] = len(trace.names), until
+            kept[order[first + 1 : stop]] = False
+    merged = replace(calls, name=name, end=end)[kept]
+    return replace(trace, calls=merged, names=(*trace.names, POLLED))
 
 
 def _lanes(trace: Trace, rows: list[int]) -> dict[int, int]:
@@ -154,6 +191,7 @@ class _Draft:
         self.rows: list[tuple] = []  # kind, key, gap, own, work, waits, lane, after
         self.last: dict[int, int] = {}  # stream -> row of the work last launched
         self.sent: dict[int, list[int]] = {}  # stream -> ends of its work, in order
+        self.sent_rows: dict[int, list[int]] = {}  # stream -> the rows of that work that the events launch
         for item in earlier:
             self.sent.setdefault(int(trace.work.thread[item]), []).append(int(trace.work.end[item]))
         self.before = [sorted(self.sent.get(stream, ())) for stream in range(len(trace.streams))]
@@ -204,6 +242,7 @@ class _Draft:
         for item in work:
             self.last[int(trace.work.thread[item])] = item
         self.sent.setdefault(stream, []).append(int(trace.work.end[work[-1]]))
+        self.sent_rows.setdefault(stream, []).append(work[-1])
         self.now[lane] = max(now, end)
 
     def _branches(self, work: list[int]) -> None:
@@ -236,13 +275,29 @@ class _Draft:
         return bool(2 * trace.calls.end[row] >= trace.work.begin[item] + trace.work.end[item])
 
     def sync(self, row: int, name: str) -> None:
-        calls, ends = self.trace.calls, self.trace.work.end
-        begin, end = int(calls.begin[row]), int(calls.end[row])
+        ends, end = self.trace.work.end, int(self.trace.calls.end[row])
         possible = [item for item in self.last.values() if ends[item] <= end + CLOCK_NS]
-        lane = self.lanes[int(calls.thread[row])]
-        now = self.now.get(lane, self.begin)
         if "Device" not in name and possible:  # one stream: the stream whose end explains the return
             possible = [max(possible, key=lambda item: ends[item])]
+        self._returns(row, name, possible)
+
+    def poll(self, row: int) -> None:
+        """A loop of queries returns when the work has ended that ended last before it, of all that was launched: the
+        event may be one amid a stream."""
+        ends, limit = self.trace.work.end, int(self.trace.calls.end[row]) + CLOCK_NS
+        ended = [
+            items[place - 1]
+            for items in self.sent_rows.values()
+            if (place := bisect_right(items, limit, key=lambda item: int(ends[item])))
+        ]
+        self._returns(row, POLLED, [max(ended, key=lambda item: ends[item])] if ended else [])
+
+    def _returns(self, row: int, name: str, possible: list[int]) -> None:
+        """A call that returns when the ``possible`` work has ended."""
+        calls, ends = self.trace.calls, self.trace.work.end
+        begin, end = int(calls.begin[row]), int(calls.end[row])
+        lane = self.lanes[int(calls.thread[row])]
+        now = self.now.get(lane, self.begin)
         waited = max((int(ends[item]) for item in possible), default=begin)
         own = max(0, end - max(begin, now, waited))
         self.add(lane, RETURN, (name,), begin, own, (), possible)

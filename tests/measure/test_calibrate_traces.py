@@ -4,13 +4,16 @@ import gzip
 import io
 import json
 import tarfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from simdev.calibrate import replay as module
 from simdev.calibrate.replay import (
+    LAUNCH,
     MARK,
+    RETURN,
     host_costs,
     host_line,
     match_collectives,
@@ -220,6 +223,59 @@ def test_a_synchronising_call_waits_for_the_stream(tmp_path):
     assert line.own_ns.tolist()[1:3] == [5000, 5000]
     # 15 issue, 2 launch, 60 work with 1 after it, 5 + 18 on the host
     assert predicted_us(trace)[0, 1] == pytest.approx(15 + 2 + 60 + 1 + 5 + 18, abs=0.01)
+
+
+def polling(kernel, query="cudaEventQuery", every=30, tid=1, begin=0):
+    """A thread launches a kernel of that many us and asks every 30 us whether it has ended, then launches another."""
+    p = Profile()
+    p.step(0, 0, kernel + 110)
+    p.call(begin + 10, 5, tid=tid)
+    p.work(begin + 17, kernel, "long")
+    now = begin + 20
+    while now < begin + 17 + kernel:
+        p.call(now, 2, query, tid=tid)
+        now += every
+    p.call(now, 2, query, tid=tid)
+    p.call(now + 8, 5, tid=tid)
+    p.work(now + 15, 3, "short")
+    return p
+
+
+def test_a_loop_of_queries_waits_for_the_work_that_ended(tmp_path):
+    trace = polling(300).trace(tmp_path)
+    line = host_line(trace)
+    assert line.kind.tolist() == [MARK, LAUNCH, RETURN, LAUNCH, MARK] and line.waits[2] == (0,)
+    assert predicted_us(trace)[0, 1] == pytest.approx(410, abs=2)  # a kernel of 300, 1 after it
+    sooner = replace(trace, work=replace(trace.work, end=trace.work.end - np.array([100_000, 0])))
+    long, short = (replay_problem(one, line.gap_ns, line.own_ns) for one in (line, replace(line, trace=sooner)))
+    ends = [int(simulate(problem, placement).op_finish.max()) for problem, placement, _ in (long, short)]
+    assert ends[0] - ends[1] == pytest.approx(100_000, abs=2000)  # a shorter kernel makes a shorter step
+
+
+@pytest.mark.parametrize("case", ["another call", "few", "quick", "nothing ended"])
+def test_other_queries_are_time_of_the_host(tmp_path, case):
+    p = Profile()
+    p.step(0, 0, 500)
+    p.call(10, 5)
+    p.work(17, 30 if case == "nothing ended" else 283)  # until 47 or 300
+    for begin in {"few": (20, 302), "quick": (292, 295, 298, 301)}.get(case, range(122, 320, 30)):
+        p.call(begin, 2, "cudaEventQuery")
+        if case == "another call":
+            p.call(begin + 5, 2, "cudaMalloc")
+    p.call(340, 5)
+    p.work(350, 3)
+    line = host_line(p.trace(tmp_path))
+    assert RETURN not in line.kind.tolist()
+
+
+def test_a_thread_that_polls_does_not_hold_up_one_that_launches(tmp_path):
+    p = polling(1000, tid=2)
+    for begin in range(21, 1000, 30):  # between the queries, so that no two calls overlap
+        p.call(begin + 5, 5)
+        p.work(begin + 12, 9, "other", stream=8)
+    trace = p.trace(tmp_path)
+    line = host_line(trace)
+    assert line.lanes == 2 and predicted_us(trace)[0, 1] == pytest.approx(1110, rel=0.02)
 
 
 def test_a_pageable_copy_holds_the_host_up_and_an_asynchronous_one_does_not(tmp_path):

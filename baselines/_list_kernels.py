@@ -377,6 +377,110 @@ def earliest_finish_first(table, state, order, lookahead):
 
 
 @njit(cache=True)
+def cheapest_runs(ptr, source, cost, held, most, limit):
+    """Kernighan's dynamic program: where to cut a sequence of ops so that the cost of edges between parts is least.
+
+    The edges into the op at position ``j`` are ``ptr[j]`` to ``ptr[j + 1]``: ``source`` int64 (e,) positions and
+    ``cost`` int64 (e,). A part has at most ``most`` ops and, unless it is one op, at most ``limit`` of ``held`` int64
+    (k,). Of equally good cuts, the one with the longer last part is taken. Returns where the parts begin, and k.
+    """
+    count = len(held)
+    best, cut = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
+    inward, outward = np.zeros(count, np.int64), np.zeros(count, np.int64)  # outward: to ops before the end so far
+    for end in range(1, count + 1):
+        for at in range(ptr[end - 1], ptr[end]):
+            inward[end - 1] += cost[at]
+            outward[source[at]] += cost[at]
+        best[end] = NEVER
+        crossing, total = np.int64(0), np.int64(0)
+        for begin in range(end - 1, max(-1, end - 1 - most), -1):
+            crossing += inward[begin] - outward[begin]
+            total += held[begin]
+            if total > limit and begin < end - 1:
+                break
+            if best[begin] + crossing <= best[end]:
+                best[end], cut[end] = best[begin] + crossing, begin
+    parts = np.empty(count + 1, np.int64)
+    at, end = count, count
+    parts[at] = count
+    while end > 0:
+        end = cut[end]
+        at -= 1
+        parts[at] = end
+    return parts[at:]
+
+
+@njit(cache=True)
+def runs_earliest_start_first(table, state, order, runs):
+    """Celeritas: place each run of ``order`` where it starts earliest among the devices with enough memory.
+
+    Run ``r`` is ``order[runs[r]:runs[r + 1]]``. Ops whose unit has a device already go there. A device runs one op at a
+    time, in this order; transfers do not contend. Returns the makespan.
+    """
+    devices, no_channel = len(state.used), state.used[:0]
+    free = np.zeros(devices, np.int64)
+    seen_unit, seen_tensor = np.full(len(table.unit_bytes), -1, np.int64), np.full(len(table.size), -1, np.int64)
+    for run in range(len(runs) - 1):
+        best, best_start = np.int64(-1), NEVER
+        for device in range(devices):
+            start = free[device]
+            for at in range(runs[run], runs[run + 1]):
+                op = order[at]
+                if state.unit_device[table.unit[op]] >= 0:
+                    continue
+                if not table.allowed[device, table.unit[op]]:
+                    start = NEVER
+                    break
+                start = max(start, arrival(table, state, no_channel, op, device))
+            if start < best_start:
+                stamp = np.int64(run * devices + device)
+                need = _run_bytes(table, state, order[runs[run] : runs[run + 1]], device, seen_unit, seen_tensor, stamp)
+                if state.used[device] + need <= state.headroom[device]:
+                    best, best_start = np.int64(device), start
+        for at in range(runs[run], runs[run + 1]):
+            op = order[at]
+            unit = table.unit[op]
+            device = best if state.unit_device[unit] < 0 else np.int64(state.unit_device[unit])
+            if device < 0:
+                device = most_headroom(table, state, op)
+            start = max(free[device], _or_zero(arrival(table, state, no_channel, op, device)))
+            commit(table, state, no_channel, op, device, start)
+            free[device] = state.finish[op]
+    return free.max()
+
+
+@njit(cache=True)
+def _run_bytes(table, state, ops, device, seen_unit, seen_tensor, stamp):
+    """The bytes that the ops without a device would take on ``device``: what their units keep, copies of tensors from
+    other devices, their outputs, and the largest workspace. ``seen`` arrays hold the stamps of what was counted."""
+    total, workspace = np.int64(0), np.int64(0)
+    for op in ops:
+        if state.unit_device[table.unit[op]] >= 0:
+            continue
+        workspace = max(workspace, table.workspace[op])
+        if seen_unit[table.unit[op]] != stamp:
+            seen_unit[table.unit[op]] = stamp
+            total += table.unit_bytes[table.unit[op]]
+        for at in range(table.input_ptr[op], table.input_ptr[op + 1]):
+            tensor = table.inputs[at]
+            if seen_tensor[tensor] == stamp:
+                continue
+            seen_tensor[tensor] = stamp
+            source = table.producer[tensor]
+            home = state.unit_device[table.unit[source]]
+            if home >= 0 and home != device and state.arrived[device, tensor] < 0:
+                total += table.size[tensor]
+            elif home < 0 and table.lazy[source]:
+                total += table.home_size[tensor]
+                if seen_unit[table.unit[source]] != stamp:
+                    seen_unit[table.unit[source]] = stamp
+                    total += table.unit_bytes[table.unit[source]]
+        for tensor in range(table.output_ptr[op], table.output_ptr[op + 1]):
+            total += table.home_size[tensor]
+    return total + workspace
+
+
+@njit(cache=True)
 def optimistic_costs(table, transfer):
     """PEFT's optimistic cost table, int64 (D, n).
 

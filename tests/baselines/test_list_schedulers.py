@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from simdev.analysis.levels import b_level
-from simdev.baselines import _list, heft, m_sct, m_topo, peft
+from simdev.baselines import _list, celeritas, heft, m_sct, m_topo, peft
 from simdev.baselines._units import choices
 from simdev.errors import Unsupported
 from simdev.placers.budget import Budget
@@ -83,6 +83,64 @@ def test_m_etf_keeps_groups_together():
     problem = problem_of([10, 20, 15, 5], {(0, 1): 2, (0, 2): 2}, 2, groups={1: "g", 2: "g"})
     devices = place("m-etf", problem)
     assert devices[1] == devices[2]
+
+
+def test_celeritas_goes_depth_first_along_the_longer_branch():
+    problem = problem_of([10, 5, 20, 1, 1], {(0, 1): 1, (0, 2): 1, (1, 3): 1, (2, 4): 1}, 2)
+    table = _list.tables(problem, forward_only=False)
+    below = b_level(problem.graph, problem.costs.op_ns[0], problem.costs.transfer_ns[0])
+    assert celeritas.depth_first(problem.graph, table, below).tolist() == [0, 2, 4, 1, 3]
+
+
+def test_celeritas_cuts_where_communication_is_least():
+    problem = problem_of([1] * 4, {(0, 1): 9, (1, 2): 1, (2, 3): 9}, 2, persistent={0: 5})
+    table, order = _list.tables(problem, forward_only=False), np.arange(4)
+
+    def runs(most, limit=1 << 40):
+        return celeritas.cheapest_runs(problem.graph, table, order, problem.costs.transfer_ns[0], most, limit).tolist()
+
+    assert runs(1) == [0, 1, 2, 3, 4]
+    assert runs(2) == runs(3) == [0, 2, 4]
+    assert runs(4) == [0, 4]
+    assert runs(4, 5) == [0, 1, 4]  # op 0 keeps five bytes and has an output: it stands alone
+
+
+def test_celeritas_cuts_are_the_best_of_all_cuts():
+    rng = np.random.default_rng(3)
+    for _ in range(30):
+        edges = {(a, b): int(rng.integers(1, 20)) for a in range(7) for b in range(a + 1, 7) if rng.random() < 0.4}
+        problem = problem_of([1] * 7, edges, 2)
+        table, most = _list.tables(problem, forward_only=False), int(rng.integers(1, 5))
+        found = celeritas.cheapest_runs(
+            problem.graph, table, np.arange(7), problem.costs.transfer_ns[0], most, 1 << 40
+        ).tolist()
+
+        def cost(runs, edges=edges):
+            run_of = np.repeat(np.arange(len(runs) - 1), np.diff(runs))
+            return sum(ns for (a, b), ns in edges.items() if run_of[a] != run_of[b])
+
+        cuts = [[0, *(at for at in range(1, 7) if bits >> at & 1), 7] for bits in range(0, 128, 2)]
+        assert max(np.diff(found)) <= most
+        assert cost(found) == min(cost(runs) for runs in cuts if max(np.diff(runs)) <= most)
+
+
+def test_celeritas_fuses_what_an_earliest_start_tears_apart():
+    # Op 1 starts earlier on the idle device, and then op 3 waits for a tensor from one side or the other.
+    problem = problem_of([10, 1, 1, 1], {(0, 3): 100, (1, 2): 1, (2, 3): 100}, 2)
+    assert len(set(place("celeritas[most=1]", problem))) == 2
+    assert len(set(place("celeritas", problem))) == 1
+
+
+def test_celeritas_respects_memory_and_groups():
+    edges = {(0, 1): 99, (1, 2): 99, (2, 3): 99}
+    problem = problem_of([10] * 4, edges, 2, memory_bytes=250, persistent={op: 100 for op in range(4)})
+    devices = place("celeritas", problem)
+    assert sorted(np.bincount(devices).tolist()) == [2, 2]
+    assert simulate_many(problem, devices[None]).overflow_bytes[0] == 0
+    problem = problem_of([10] * 4, {(0, 1): 1, (2, 3): 1}, 2, groups={1: "g", 3: "g"})
+    for entry in ("celeritas", "celeritas[most=1]"):
+        devices = place(entry, problem)
+        assert devices[1] == devices[3]
 
 
 def test_one_channel_serves_a_device():

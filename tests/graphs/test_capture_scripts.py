@@ -211,6 +211,39 @@ def test_a_script_on_ranks_with_fsdp2(capsys):
     assert products(calls) == 2 * STEP
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "mesh", "arguments", "step"),
+    [
+        ("sharded", "dp_replicate=4", (), 3),
+        ("sharded", "dp_shard=4", ("--wrap", "fsdp2"), 3),
+        ("accelerated", "dp_replicate=4", (), 2),
+        ("spawned", "dp_replicate=4", (), 3),
+    ],
+)
+def test_a_script_on_ranks_of_fake_tensors(name, mesh, arguments, step, capsys):
+    """The same collectives, products and kernels; a fake run knows no number of steps, and PyTorch's fake backward pass
+    of a loss casts once more."""
+    if name == "accelerated":
+        pytest.importorskip("accelerate")
+    (fake, sent), (real, expected) = (ranks(name, mesh, *arguments, step=step, fake=fake) for fake in (True, False))
+    assert sent == expected and products(fake) == products(real)
+    kinds = [Counter(call.kind for call in calls if call.kind != "_to_copy") for calls in (fake, real)]
+    assert kinds[0] == kinds[1]
+    assert "?" in capsys.readouterr().out or name == "spawned"
+
+
+def test_a_value_that_fake_ranks_lack_never_steers_a_script(tmp_path):
+    from simdev.parallel.capture.script import capture_script_ranks
+
+    text = (SCRIPTS / "sharded.py").read_text(encoding="utf-8")
+    line = "            loss.backward()\n"
+    path = tmp_path / "train.py"
+    path.write_text(text.replace(line, f"            assert loss.item() < 9\n{line}"), encoding="utf-8")
+    with pytest.raises(InvalidInput, match="line 57 compares a number of the run"):
+        capture_script_ranks(path, parse_mesh("dp_replicate=4"), fake=True)
+
+
 def test_a_script_on_ranks_with_accelerate(capsys):
     pytest.importorskip("accelerate")
     calls, collectives = ranks("accelerated", "dp_replicate=4", step=2)  # a rank has two batches: one step of an epoch

@@ -92,12 +92,10 @@ def capture(
     is_script = step.endswith(".py")
     if not is_script and (arguments or scale or fake):
         raise InvalidInput("arguments after --, --scale and --fake are for scripts (train.py)", source=step)
-    if mesh is not None and fake:
-        raise InvalidInput("a script on several ranks runs for real; use --mesh without --fake", source=step)
     if mesh is not None:
         if inputs:
             raise InvalidInput("--inputs is for models of packages without --mesh", source=step)
-        script = (arguments or [], at_step, _scale(scale)) if is_script else None
+        script = (arguments or [], at_step, _scale(scale), fake) if is_script else None
         _capture_ranks(step, out, mesh, name, mode, batch, length, compiled, as_json, script)
         return
     from simdev.graphs.capture import capture_file, capture_package, capture_script, is_package_model
@@ -205,9 +203,9 @@ def _capture_ranks(
     length: int | None,
     compiled: bool,
     as_json: bool,
-    script: tuple[list[str], int, int | None] | None,
+    script: tuple[list[str], int, int | None, bool] | None,
 ) -> None:
-    """``script``: its arguments, the number of the step and the size of its batch."""
+    """``script``: its arguments, the number of the step, the size of its batch, and whether its tensors are fake."""
     from dataclasses import replace
 
     from simdev.graphs.capture import is_package_model, need_torch
@@ -223,8 +221,9 @@ def _capture_ranks(
         need_torch()
         from simdev.parallel.capture.script import capture_script_ranks
 
-        arguments, at_step, scaled = script
-        program = capture_script_ranks(step, parse_mesh(mesh), arguments, step=at_step, scale=scaled, **sizes)
+        arguments, at_step, scaled, fake = script
+        how = {"step": at_step, "scale": scaled, "fake": fake}
+        program = capture_script_ranks(step, parse_mesh(mesh), arguments, **how, **sizes)
     else:
         capture = capture_package_step if is_package_model(step) else capture_step_file
         program = capture(step, parse_mesh(mesh), **sizes)

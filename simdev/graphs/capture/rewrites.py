@@ -39,17 +39,21 @@ def as_on_gpu(*, cpu_kernels: bool = False, ranks: bool = False):
 
 @contextmanager
 def joined_updates():
-    """Optimizers that choose their implementation themselves choose as for tensors of a GPU."""
+    """Optimizers and ``clip_grad_norm_`` choose their implementation, unless told, as for tensors of a GPU."""
     from torch.optim import optimizer
+    from torch.utils import _foreach_utils
 
-    devices, types = optimizer._get_foreach_kernels_supported_devices, optimizer._foreach_supported_types
+    known = optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types
+    devices = optimizer._get_foreach_kernels_supported_devices
     optimizer._get_foreach_kernels_supported_devices = lambda: [*devices(), "cpu"]
-    optimizer._foreach_supported_types = [*types, FakeTensor]
+    for types in known:  # the lists that PyTorch's libraries extend, too
+        types.append(FakeTensor)
     try:
         yield
     finally:
         optimizer._get_foreach_kernels_supported_devices = devices
-        optimizer._foreach_supported_types = types
+        for types in known:
+            types.remove(FakeTensor)
 
 
 class Rewrites(TorchFunctionMode):

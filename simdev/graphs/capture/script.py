@@ -84,9 +84,18 @@ def run_script(
         return watch.graph(name, {**meta, "values": "real"}, allow_empty)
     fakes = Fakes(path)
     watch = Watch(path, step, fakes=fakes)
+    with refused_values(fakes, path), seeded(), as_on_gpu(), fakes:
+        run_watched(path, arguments, watch)
+    unknown = {"unknown_numbers": dict(fakes.read)} if fakes.read else {}
+    unknown |= {"taken_as_finite": dict(fakes.assumed)} if fakes.assumed else {}
+    return watch.graph(name, {**meta, "values": "fake", **unknown}, allow_empty)
+
+
+@contextmanager
+def refused_values(fakes: Fakes, path: Path):
+    """Raise :class:`InvalidInput` if the script read a value that it does not have, also if it caught the error."""
     try:
-        with seeded(), as_on_gpu(), fakes:
-            run_watched(path, arguments, watch)
+        yield
     except SimdevError as error:
         if fakes.refusal is not None and fakes.refusal is not error:  # what the script made of it
             raise InvalidInput(str(fakes.refusal), source=path) from error
@@ -102,9 +111,6 @@ def run_script(
         raise
     if fakes.refusal is not None:  # the script caught the error and took another course
         raise InvalidInput(str(fakes.refusal), source=path)
-    unknown = {"unknown_numbers": dict(fakes.read)} if fakes.read else {}
-    unknown |= {"taken_as_finite": dict(fakes.assumed)} if fakes.assumed else {}
-    return watch.graph(name, {**meta, "values": "fake", **unknown}, allow_empty)
 
 
 def run_watched(path: Path, arguments: list[str], watch: Watch) -> None:

@@ -1,17 +1,18 @@
 """One training step of a script on every rank: ``simdev capture train.py --mesh dp_shard=4 --step 3 -- --epochs 1``.
 
-The script runs unchanged, for real, on the CPU, as the first rank of a fake process group, and once more as the last
-one: their collectives have to be the same. Environment variables, ``init_process_group``, ``torch.cuda.device_count``,
-``torch.multiprocessing.spawn`` and exchanges of Python objects answer as on the ranks of the mesh. The fake group moves
-no data: a gathered parameter has its own part and arbitrary numbers. Steps are marked as in
-:mod:`simdev.graphs.capture.script`; what the ranks execute is recorded as in :mod:`simdev.parallel.capture.record`.
+The script runs unchanged on the CPU, for real or on fake tensors, as the first rank of a fake process group, and once
+more as the last one: their collectives have to be the same. Environment variables, ``init_process_group``,
+``torch.cuda.device_count``, ``torch.multiprocessing.spawn`` and exchanges of Python objects answer as on the ranks of
+the mesh. The fake group moves no data: a gathered parameter has its own part and arbitrary numbers. Steps are marked as
+in :mod:`simdev.graphs.capture.script`; what the ranks execute is recorded as in
+:mod:`simdev.parallel.capture.record`.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -23,8 +24,9 @@ from simdev.graphs.capture import script_of
 from simdev.graphs.capture.optimizers import trained_by
 from simdev.graphs.capture.rewrites import as_on_gpu
 from simdev.graphs.capture.run import seeded
-from simdev.graphs.capture.script import Recording, Watch, run_watched
+from simdev.graphs.capture.script import Recording, Watch, refused_values, run_watched
 from simdev.graphs.capture.trace import plain_tensors
+from simdev.graphs.capture.unknown import Fakes
 from simdev.parallel.capture.libraries import Chunks, recordable
 from simdev.parallel.capture.record import RankRecorder
 from simdev.parallel.capture.step import RankRun, program_of
@@ -39,12 +41,14 @@ def capture_script_ranks(
     *,
     step: int = 3,
     scale: int | None = None,
+    fake: bool = False,
     name: str | None = None,
-    batch: int = 0,
-    length: int = 0,
+    **sizes: int,
 ) -> RankProgram:
     """Run a script on ``mesh`` up to the end of its ``step``-th training step, and return the program of that step.
-    ``scale`` sets the script's own option for the batch size.
+    ``scale`` sets the script's own option for the batch size. With ``fake``, tensors have neither memory nor values
+    (:mod:`simdev.graphs.capture.unknown`), but for what a ``DataLoader`` computes. ``sizes`` are ``batch`` and
+    ``length``, the sequences of a replica and their tokens.
 
     Raises :class:`InvalidInput` naming the script and its line if it fails before or makes fewer steps, if no rank
     calls a collective, and for a mesh with pipeline stages.
@@ -55,17 +59,17 @@ def capture_script_ranks(
         raise InvalidInput(message, source=path, field="--mesh")
 
     def run_of(rank: int, member: int) -> RankRun:
-        return _ScriptRun(path, given, step, mesh, rank, member)
+        return _ScriptRun(path, given, step, mesh, rank, member, fake)
 
-    return program_of(run_of, mesh, name or path.stem, str(path), batch=batch, length=length)
+    return program_of(run_of, mesh, name or path.stem, str(path), **sizes)
 
 
 class _ScriptRun(RankRun):
     """Runs a script as the ``member``-th rank."""
 
-    def __init__(self, path: Path, arguments: list[str], step: int, mesh: Mesh, rank: int, member: int):
+    def __init__(self, path: Path, arguments: list[str], step: int, mesh: Mesh, rank: int, member: int, fake: bool):
         super().__init__(None, mesh, rank, Chunks(), str(path), member)
-        self.path, self.arguments, self.step = path, arguments, step
+        self.path, self.arguments, self.step, self.fake = path, arguments, step, fake
 
     def _record(self, torch_mesh):
         recorder = RankRecorder(rows=None)
@@ -74,16 +78,23 @@ class _ScriptRun(RankRun):
         def recording(roots, optimizers, lasting):
             return _RankRecording(recorder, roots, optimizers)
 
-        watch = Watch(self.path, self.step, recording, prepare=lambda optimizer: None, rank=self.member)
-        with (
-            warnings.catch_warnings(),
-            seeded(),
-            as_on_gpu(ranks=True),
-            recordable(self.chunks),
-            _ranks_that_answer(self.mesh.ranks),
-            recorder,
-        ):
+        fakes = Fakes(self.path) if self.fake else None
+        watch = Watch(self.path, self.step, recording, prepare=lambda optimizer: None, rank=self.member, fakes=fakes)
+        with ExitStack() as stack:
+            enter = stack.enter_context
+            enter(warnings.catch_warnings())
             warnings.simplefilter("ignore")
+            if fakes is not None:
+                enter(refused_values(fakes, self.path))
+            enter(seeded())
+            if fakes is not None:
+                enter(fakes.mode)
+            enter(as_on_gpu(ranks=True))
+            enter(recordable(self.chunks))
+            enter(_ranks_that_answer(self.mesh.ranks))
+            if fakes is not None:
+                enter(fakes)
+            enter(recorder)
             run_watched(self.path, self.arguments, watch)
             last = watch.finished()
         assert isinstance(last, _RankRecording)

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simdev.errors import InvalidInput
+from simdev.errors import InvalidInput, Unsupported
 from simdev.files import write_text
 from simdev.measure.programs import need_torch, workers_of
 from simdev.parallel import Cluster, Host, Mesh, Plan, Prices, find_model, parse_mesh
 from simdev.parallel.capture.stage import segments_of
 from simdev.parallel.plan import PlanReport, capture_stages, simulate_program, time_stages
 from simdev.parallel.program import COMPUTE, Call, Segment
+from simdev.planners import Choice, Job
 from simdev.problem.topology import Topology
 
 if TYPE_CHECKING:
     from simdev.measure.execute.ranks import RankRuns
 
 
+Writer = Callable[[Job, Choice], str]
 # Ten plans of one step of 16 sequences on two ranks: mesh, sequences of a microbatch, microbatches, schedule, stages.
 PLANS = (
     ("dp_replicate=2", 2, 4, "1f1b", 1),
@@ -83,8 +86,12 @@ def execute_plan(
     schedule: str = "1f1b",
     stages_per_rank: int = 1,
     repeats: int = 10,
+    write: Writer | None = None,
 ) -> dict[str, Any]:
     """Run a step of a plan on the cores of ``topology`` and simulate it from what was measured beside it.
+
+    With ``write``, which returns the script of a plan, the script runs on the same cores, too: its step times are
+    ``script_ns``, ``script_p10_ns`` and ``script_p90_ns``; ``no_script`` says why a plan has none.
 
     Raises :class:`InvalidInput` for a plan that does not fit, and :class:`SimdevError` if a rank fails.
     """
@@ -112,6 +119,7 @@ def execute_plan(
         runs = run_ranks(plan, wanted, cores, repeats)
     report = simulate_runs(plan, programs, runs)
     amid_work = simulate_runs(plan, programs, replace(runs, collective_ns=runs.added_ns))
+    scripted = {} if write is None else _run_script(write, plan, model, cores, repeats)
     low, median, high = np.percentile(runs.step_ns, [10, 50, 90])
     return {
         "model": spec.name,
@@ -134,11 +142,33 @@ def execute_plan(
         "kernel_scale": runs.kernels[0].scale,
         "collective_ms": {f"{kind} {size}": ns / 1e6 for (kind, size), ns in runs.collective_ns.items()},
         "added_ms": {f"{kind} {size}": ns / 1e6 for (kind, size), ns in runs.added_ns.items()},
+        **scripted,
     }
 
 
-def compare(model: str, topology: Topology, repeats: int = 20) -> Iterator[dict[str, Any]]:
-    """Execute and simulate each of :data:`PLANS`; a plan that other processes disturb is run again, at most twice."""
+def _run_script(write: Writer, plan: Plan, model: str, cores: list[int], repeats: int) -> dict[str, Any]:
+    """The times of the script that runs ``plan``, for a row."""
+    from simdev.measure.execute.ranks import run_script
+
+    given = plan.parameters
+    job = Job(plan.model, given, plan.cluster, plan.sequences, ranks=plan.mesh.ranks, name=model)
+    recompute = str(given.get("recompute", "none"))
+    choice = Choice(plan.mesh, int(given["microbatch"]), recompute, plan.schedule, plan.stages_per_rank)
+    try:
+        text = write(job, choice)
+    except (InvalidInput, Unsupported) as error:  # of this plan, such as a schedule that PyTorch does not have
+        return {"no_script": error.message if isinstance(error, InvalidInput) else str(error)}
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "train.py"
+        script.write_text(text, encoding="utf-8")
+        step_ns = run_script(script, Path(model.partition(".py:")[0] + ".py"), cores, repeats)
+    low, median, high = np.percentile(step_ns, [10, 50, 90])
+    return {"script_ns": int(median), "script_p10_ns": int(low), "script_p90_ns": int(high)}
+
+
+def compare(model: str, topology: Topology, repeats: int = 20, write: Writer | None = None) -> Iterator[dict[str, Any]]:
+    """Execute and simulate each of :data:`PLANS`; a plan that other processes disturb is run again, at most twice.
+    ``write`` is that of :func:`execute_plan`."""
     from simdev.measure.execute.figures import CALM
 
     name, _, rest = model.partition("[")
@@ -147,7 +177,9 @@ def compare(model: str, topology: Topology, repeats: int = 20) -> Iterator[dict[
         entry = f"{name}[{','.join(filter(None, (given, f'microbatch={microbatch}')))}]"
         tries: list[dict[str, Any]] = []
         while not tries or (tries[-1]["disturbed"] > CALM and len(tries) < 3):
-            tries.append(execute_plan(entry, topology, parse_mesh(mesh), microbatches, schedule, stages, repeats))
+            tries.append(
+                execute_plan(entry, topology, parse_mesh(mesh), microbatches, schedule, stages, repeats, write)
+            )
         title = f"{mesh}, {schedule}, {microbatches} x {microbatch}" + (f", {stages} stages a rank" * (stages > 1))
         yield {"plan": title, **min(tries, key=lambda row: row["disturbed"])}
 
@@ -169,10 +201,15 @@ def write_report(rows: list[dict[str, Any]], out: Path) -> dict[str, float]:
         "regret": float(measured[simulated.argmin()] / measured.min() - 1),
         "largest disturbance": max(float(row["disturbed"]) for row in rows),
     }
+    scripts = [row for row in rows if "script_ns" in row]
+    if scripts:
+        error_of_scripts = [abs(row["simulated_ns"] / row["script_ns"] - 1) for row in scripts]
+        found["mean error against the scripts' steps"] = float(np.mean(error_of_scripts))
+    model = Path(rows[0].get("model", "small")).name
     lines = [
         "# Plans: measured and simulated",
         "",
-        "Ten ways to train the same 16 sequences of the model `small` on two cores, run for real by PyTorch with gloo.",
+        f"Ten ways to train the same 16 sequences of the model `{model}` on two cores, run for real with gloo.",
         "The simulation knows the program of each rank (captured without a run), the kernels and the time between them",
         "(measured on each rank alone, beside a busy neighbour) and gloo's collectives (measured by themselves).",
         "",
@@ -193,6 +230,20 @@ def write_report(rows: list[dict[str, Any]], out: Path) -> dict[str, float]:
         times = f"{took} | {predicted} | {row['error']:+.1%} | {other:+.1%}"
         lines.append(f"| {row['plan']} | {times} | {row['disturbed']:.1%} |")
     lines += ["", *(f"- {name}: {value:.3f}" for name, value in found.items()), ""]
+    if scripts:
+        lines += [
+            "The scripts of `simdev plan --write pytorch` for the same plans, on the same cores:",
+            "",
+            "| plan | step of the script, ms | simulated against it |",
+            "|---|--:|--:|",
+        ]
+        for row in rows:
+            if "script_ns" in row:
+                off = f"{row['simulated_ns'] / row['script_ns'] - 1:+.1%}"
+                lines.append(f"| {row['plan']} | {row['script_ns'] / 1e6:.1f} | {off} |")
+            else:
+                lines.append(f"| {row['plan']} | none: {row.get('no_script', 'not asked for')} | |")
+        lines.append("")
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "report.md", "\n".join(lines))
     write_text(out / "plans.jsonl", "".join(json.dumps(row) + "\n" for row in rows))

@@ -173,3 +173,24 @@ def test_the_last_stage_of_a_plain_module_looks_no_arbitrary_tokens_up(tmp_path)
     finally:
         torch.use_deterministic_algorithms(False)
     assert any("mm" in signature for signature in found.kernel_ns)
+
+
+@two_cores
+@pytest.mark.parametrize(
+    "mesh, schedule, script", [("dp_shard=2", "1f1b", True), ("pp=2", "1f1b", True), ("pp=2", "zero-bubble", False)]
+)
+def test_the_script_of_a_plan_runs_beside_it(tmp_path, mesh, schedule, script):
+    from simdev.integrations.configs import find_writer
+
+    text = PLAIN.replace("model = Model()", "model = Model().double()")  # with or without data axes
+    (tmp_path / "my_model.py").write_text(text, encoding="utf-8")
+    model = f"{tmp_path}/my_model.py:make_step[microbatch=2]"
+    found = execute_plan(model, here(), parse_mesh(mesh), 2, schedule, repeats=2, write=find_writer("pytorch"))
+    if script:
+        assert 0 < found["script_p10_ns"] <= found["script_ns"] <= found["script_p90_ns"]
+    else:
+        assert "zero-bubble" in found["no_script"] and "script_ns" not in found
+    rows = [{"plan": "a", **found}, {"plan": "b", **found}]
+    figures = write_report(rows, tmp_path)
+    assert ("mean error against the scripts' steps" in figures) == script
+    assert ("step of the script" in (tmp_path / "report.md").read_text()) == script

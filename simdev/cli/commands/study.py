@@ -281,13 +281,17 @@ def compare_plans(
     repeats: RepeatsOption = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """Run ten plans of a small model on two cores and compare measured steps with simulated ones."""
+    """Run ten plans of a small model on two cores and compare measured steps with simulated ones.
+
+    For a model of your own (--model my_model.py:make_step), the scripts of `simdev plan --write pytorch` run, too.
+    """
+    from simdev.integrations.configs import find_writer
     from simdev.measure.plans import PLANS, compare, write_report
     from simdev.problem.topology import load_topology
 
     positive(repeats, "--repeats")
     rows = []
-    for row in compare(model, load_topology(machine), repeats):
+    for row in compare(model, load_topology(machine), repeats, find_writer("pytorch")):
         rows.append(row)
         print(
             f"{len(rows)} of {len(PLANS)}: {row['plan']}: {row['measured_ns'] / 1e6:,.1f} ms, {row['error']:+.1%}",

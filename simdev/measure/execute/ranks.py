@@ -13,8 +13,10 @@ import os
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -29,6 +31,7 @@ from simdev.parallel.capture.split import SplitBackward, keep_gathered, reduce_g
 from simdev.parallel.capture.stage import forget_meshes
 from simdev.parallel.orders import SPLIT, pipeline_order
 from simdev.parallel.plan import Plan
+from simdev.user_file import import_file, neighbours
 
 ROUNDS = 5
 CHAIN = 4  # collectives in a row, with work before each
@@ -53,22 +56,7 @@ class RankRuns:
 
 def run_ranks(plan: Plan, wanted: Wanted, cores: list[int], repeats: int, time_limit_s: float = 300.0) -> RankRuns:
     """Profile and run ``plan`` with rank ``r`` on core ``cores[r]``. Raises :class:`SimdevError` if a rank fails."""
-    context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory() as folder:
-        ends = [context.Pipe(duplex=False) for _ in cores]
-        children = [
-            context.Process(target=_rank, args=(plan, wanted, rank, core, repeats, f"{folder}/store", ends[rank][1]))
-            for rank, core in enumerate(cores)
-        ]
-        try:
-            for child in children:
-                child.start()
-            answers = _answers(children, [receiver for receiver, _ in ends], time.monotonic() + time_limit_s)
-        finally:
-            for child in children:
-                if child.is_alive():
-                    child.kill()
-                child.join()
+    answers = _launch(_rank, (plan, wanted), cores, repeats, time_limit_s)
     begin, end, cpu = (np.array([answer["times"] for answer in answers])[:, :, side] for side in range(3))
     samples: dict[int, Samples] = {}
     for rank, answer in enumerate(answers):
@@ -81,6 +69,35 @@ def run_ranks(plan: Plan, wanted: Wanted, cores: list[int], repeats: int, time_l
     alone = {key: float(np.median(ns[..., 1].min(axis=0)) / ways[key]) for key, ns in pairs.items()}
     kernels = {rank: kernels_of(found) for rank, found in samples.items()}
     return RankRuns(end.max(axis=0) - begin.min(axis=0), float(np.median(cpu, axis=1).max()), kernels, alone, added)
+
+
+def run_script(script: Path, model: Path, cores: list[int], repeats: int, time_limit_s: float = 300.0) -> np.ndarray:
+    """Run a script of ``simdev plan --write pytorch`` with rank ``r`` on core ``cores[r]``; int64 ``(repeats,)``: ns of
+    its steps, as in :class:`RankRuns`. The script may import ``model``, the file of the model. Raises
+    :class:`SimdevError` if a rank fails."""
+    answers = _launch(_script_rank, (script, model, len(cores)), cores, repeats, time_limit_s)
+    begin, end, _ = (np.array([answer["times"] for answer in answers])[:, :, side] for side in range(3))
+    return end.max(axis=0) - begin.min(axis=0)
+
+
+def _launch(rank_of: Callable, what: tuple, cores: list[int], repeats: int, time_limit_s: float) -> list[dict]:
+    """What ``rank_of(*what, rank, core, repeats, store, sender)`` sends on each rank, each in a process of its own."""
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        ends = [context.Pipe(duplex=False) for _ in cores]
+        children = [
+            context.Process(target=rank_of, args=(*what, rank, core, repeats, f"{folder}/store", ends[rank][1]))
+            for rank, core in enumerate(cores)
+        ]
+        try:
+            for child in children:
+                child.start()
+            return _answers(children, [receiver for receiver, _ in ends], time.monotonic() + time_limit_s)
+        finally:
+            for child in children:
+                if child.is_alive():
+                    child.kill()
+                child.join()
 
 
 def _answers(children, receivers, deadline: float) -> list[dict]:
@@ -129,10 +146,32 @@ def _rank(plan: Plan, wanted: Wanted, rank: int, core: int, repeats: int, store:
             dist.init_process_group("gloo", store=gloo, rank=rank, world_size=plan.mesh.ranks)
             for key, ns in _collectives(wanted, _between_ns(found)).items():
                 collectives[key] += ns
-            times += _timed_steps(_Steps(plan, rank, stages), share)
+            times += _timed_steps(_Steps(plan, rank, stages).run, share)
             dist.barrier()
             dist.destroy_process_group()
         sender.send({"samples": samples, "collectives": collectives, "times": times})
+    except BaseException as error:
+        sender.send({"error": sentence(error)})
+    finally:
+        sender.close()
+        os._exit(0)
+
+
+def _script_rank(script: Path, model: Path, ranks: int, rank: int, core: int, repeats: int, store: str, sender) -> None:
+    """Be one rank of a script, with the variables that ``torchrun`` sets; does not return."""
+    try:
+        settle(core)
+        warnings.simplefilter("ignore")
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        forget_meshes()
+        dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
+        with neighbours(model):
+            module = import_file(script)
+            parts = module.build()
+        times = _timed_steps(partial(module.train_step, *parts), repeats)
+        dist.barrier()
+        sender.send({"times": times})
     except BaseException as error:
         sender.send({"error": sentence(error)})
     finally:
@@ -149,13 +188,13 @@ def _meet(store, place: str, ranks: int) -> None:
             work @ work
 
 
-def _timed_steps(steps: _Steps, repeats: int) -> list[tuple[int, int, int]]:
+def _timed_steps(run: Callable[[], object], repeats: int) -> list[tuple[int, int, int]]:
     """``(begin, end, processor time)`` in ns of each step."""
     times = []
     for _ in range(2 + repeats):  # two warm up
         dist.barrier()
         cpu, begin = time.thread_time_ns(), time.perf_counter_ns()
-        steps.run()
+        run()
         times.append((begin, time.perf_counter_ns(), time.thread_time_ns() - cpu))
     return times[2:]
 

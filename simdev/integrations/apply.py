@@ -9,7 +9,12 @@ from simdev.planners import Choice, Job
 
 
 def apply(
-    model: Any, choice: Choice, job: Job | None = None, *, device: str = "cuda", reshard_after_forward: bool = True
+    model: Any,
+    choice: Choice,
+    job: Job | None = None,
+    *,
+    device: str = "cuda",
+    reshard_after_forward: bool | None = None,
 ) -> Any:
     """Recompute, divide, shard and replicate ``model``, a ``torch.nn.Module``, in place, as the plan's simulation did.
 
@@ -20,13 +25,14 @@ def apply(
     other module, each block is wrapped by itself, then the model, with FSDP2's mixed precision if the model's
     parameters are float32. Its products are divided by the tensor-parallel plan of ``job``
     (:func:`simdev.load_plan` returns job and choice): run each step within
-    ``torch.distributed.tensor.experimental.implicit_replication()`` then.
+    ``torch.distributed.tensor.experimental.implicit_replication()`` then. ``reshard_after_forward``: whether a plain
+    module's gathered parameters are freed after a forward pass; by default as in the job, else they are.
 
     Returns PyTorch's device mesh. Before the backward pass of each microbatch, call ``model.set_is_last_backward`` and
     ``model.set_requires_gradient_sync`` with ``last or choice.reduce_each``, as the script of ``simdev plan --write
     pytorch`` does.
-    Raises :class:`Unsupported`, naming the axes, for a plan that divides more: pipeline stages are several modules and
-    a schedule, which the script has.
+    Raises :class:`Unsupported`, naming the part, for a plan that divides more (pipeline stages are several modules and
+    a schedule, which the script has), and for parameters that stay gathered.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -42,6 +48,8 @@ def apply(
         what = ", ".join(others) or "stages with meshes of their own"
         kind = "a model of transformers" if is_transformers else "a plain module"
         raise Unsupported(f"apply() divides {kind} along {', '.join(known)}, and this plan has {what}")
+    if choice.reshard != "always" and choice.mesh["dp_shard"] > 1:
+        raise Unsupported(f"apply() cannot say that parameters stay gathered (reshard={choice.reshard})")
     sizes = {axis: choice.mesh[axis] for axis in known if choice.mesh[axis] > 1} or {"dp_shard": 1}
     mesh = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     if is_transformers:
@@ -55,5 +63,7 @@ def apply(
         apply_plan(model, mesh["tp"], plan)
     if choice.recompute != "none":
         recompute_blocks(model, choice.recompute)
+    if reshard_after_forward is None:
+        reshard_after_forward = bool(job is None or job.parameters.get("reshard_after_forward", True))
     spread(model, mesh, reshard_after_forward)
     return mesh

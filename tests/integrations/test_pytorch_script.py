@@ -338,3 +338,21 @@ def test_apply_does_what_the_script_does(write):
     assert kinds[0].count("FSDPCheckpointWrapper") == 4 and kinds[0][0] == "FSDPModel"
     with pytest.raises(Unsupported, match="tp=2"):
         simdev.apply(importlib.import_module("my_model").Model(), Choice(Mesh({"tp": 2})))
+    with pytest.raises(Unsupported, match="reshard=never"):
+        simdev.apply(importlib.import_module("my_model").Model(), Choice(Mesh({"dp_shard": 2}), reshard="never"))
+
+
+def test_apply_frees_gathered_parameters_as_the_job_says(write, tmp_path):
+    import simdev
+    from simdev.parallel.capture.stage import fake_process_group
+
+    path, job, choice = write(microbatch=8, dp_shard=2)
+    kept = make_job(f"{tmp_path}/my_model.py:make_step[reshard_after_forward=false]", "dgx-a100", 16, ranks=2)
+    found = []
+    for given in (job, kept):
+        with fake_process_group(choice.mesh, 0):
+            model = importlib.import_module("my_model").Model()
+            simdev.apply(model, choice, given, device="cpu")
+            (group,) = model.blocks[0]._get_fsdp_state()._fsdp_param_groups
+            found.append(group._reshard_after_forward)
+    assert found == [True, False]

@@ -88,6 +88,37 @@ def test_inputs_that_simdev_does_not_make_up_are_named():
     _check_complete(Model(), dict.fromkeys(("hidden_states", "und_len", "vision_tokens")), "diffusers:Model")
 
 
+def test_a_field_that_the_default_configuration_leaves_open_is_named():
+    pytest.importorskip("transformers")
+    from simdev.graphs.capture.packages import unset_field, with_field
+
+    model, message = "transformers:Gemma3TextModel", "ValueError: Could not find a `{}` argument in the config"
+    assert unset_field(model, message.format("sliding_window")) == "", "it has a default"
+    assert unset_field(model, message.format("final_logit_softcapping")) == "final_logit_softcapping"
+    assert unset_field(f"{model}[final_logit_softcapping=30]", message.format("final_logit_softcapping")) == ""
+    assert unset_field("timm:resnet50", message.format("sliding_window")) == ""
+    assert with_field(model, "a") == f"{model}[a=...]" and with_field(f"{model}[b=1]", "a") == f"{model}[b=1,a=...]"
+
+
+@pytest.mark.parametrize(
+    ("shape", "first"),
+    [
+        ("(`torch.Tensor` of shape `(batch_size, num_frames, num_channels, height, width)`)", True),
+        ("(`torch.Tensor` of shape `(batch_size, num_channels, num_frames, height, width)`)", False),
+        ("latents of shape ``(B, F, C, H, W)``", True),
+        ("`(batch_size, num_frames)`", False),
+    ],
+)
+def test_a_video_has_its_frames_where_the_model_says(shape, first):
+    from simdev.graphs.capture.diffusion_inputs import _frames_first
+
+    def forward(hidden_states):
+        pass
+
+    forward.__doc__ = f"hidden_states {shape}"
+    assert _frames_first(type("Model", (), {"forward": staticmethod(forward)})) is first
+
+
 def test_inputs_of_a_function(tmp_path):
     pytest.importorskip("transformers")
     from simdev.graphs.capture import capture_package

@@ -136,7 +136,7 @@ NEWEST_OPSET = 25  # the newest that the dynamo exporter writes, by the version 
 EAGER = " (PyTorch fails with the same message when it runs the model without simdev.)"
 MOST_REAL_BYTES = 4 << 30  # of parameters
 MOST_PARAMETERS_FOR_MEMORY = 100_000_000
-SECONDS = 600  # wall time after which a model is given up
+SECONDS = 600  # processor time after which a model is given up
 SECONDS_OF_A_DRAW = 240  # for each half of a drawn one
 VERDICTS = ("captured", "not counted", "refused", "wrong")
 
@@ -526,11 +526,13 @@ def run_each(out: Path, models: list, key: str, work) -> None:
 
 
 def in_a_fork(work, seconds: int = SECONDS) -> dict:
-    """What ``work`` returns in a child process that has the packages loaded, or its error."""
+    """What ``work`` returns in a child process that has the packages loaded, or its error. It has ``seconds`` of
+    processor time."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        signal.alarm(seconds)
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # processor time: a busy machine refuses no model
+        signal.alarm(20 * seconds)
         try:
             row = work()
         except BaseException as error:
@@ -541,7 +543,7 @@ def in_a_fork(work, seconds: int = SECONDS) -> dict:
     with os.fdopen(read, "rb") as file:
         text = file.read()
     os.waitpid(child, 0)
-    return json.loads(text) if text else {"error": f"killed, or more than {seconds} s"}
+    return json.loads(text) if text else {"error": f"killed, or more than {seconds} processor seconds"}
 
 
 def drawn(seed: int, count: int = 40) -> list[str]:

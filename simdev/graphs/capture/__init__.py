@@ -159,7 +159,7 @@ def capture_package(
     :func:`simdev.graphs.capture.packages.package_step`."""
     need_torch()
     from simdev.graphs.capture.build import BuildFailed
-    from simdev.graphs.capture.packages import GIVE, package_step
+    from simdev.graphs.capture.packages import GIVE, package_step, unset_field, with_field
 
     build, own_name, meta = package_step(target, **choices)
     try:
@@ -174,6 +174,8 @@ def capture_package(
             fields = f"change fields of its configuration, such as {target.partition('[')[0]}[num_attention_heads=8]"
             raise InvalidInput(f"{error.message}; {fields}", source=error.source, field=error.field) from error
         remedy = f"{error.message}; if the inputs that simdev makes up do not fit, {GIVE}"
+        if unset := unset_field(target, error.message):
+            remedy = f"{error.message}; its configuration leaves {unset} open: capture {with_field(target, unset)}"
         raise InvalidInput(remedy, source=error.source, field=error.field) from error
     return _on_gpu(graph, unroll)
 

@@ -8,6 +8,7 @@ sequence of patches with their positions. Sizes that no configuration gives are 
 from __future__ import annotations
 
 import inspect
+import re
 
 TOKENS, SIDE, IMAGE_SIDE, FRAMES = 77, 32, 128, 2
 TEXT_WIDTHS = (  # fields for the width of a text's features: before their projection, then after it
@@ -83,7 +84,18 @@ def _latent(model, config, takes, batch: int) -> tuple[int, ...]:
         return batch, channels, height, width
     # autoencoders of videos compress all frames but the first by 4 or 8
     frames = 9 if solid and "latent_channels" in config else config.get("sample_frames") or FRAMES
+    if _frames_first(model):
+        return batch, frames, channels, height, width
     return batch, channels, frames, height, width
+
+
+def _frames_first(model) -> bool:
+    """Whether the documentation of the model's forward gives the shape of a video with frames before channels."""
+    for shape in re.findall(r"shape `{1,2}\(([^)]*)\)`", model.forward.__doc__ or ""):
+        axes = [{"F": "frames", "C": "channels"}.get(axis, axis).removeprefix("num_") for axis in shape.split(", ")]
+        if "frames" in axes and "channels" in axes:
+            return axes.index("frames") < axes.index("channels")
+    return False
 
 
 def _as_patches(model, config, takes, latent: tuple[int, ...]) -> tuple[int, ...]:

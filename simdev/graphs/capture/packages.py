@@ -105,6 +105,27 @@ def _fields(text: str | None, target: str) -> dict:
     return fields
 
 
+def unset_field(target: str, message: str) -> str:
+    """A field that the default configuration of a transformers model leaves open, and that ``message`` names as code
+    (`field`); empty if there is none."""
+    if not target.startswith("transformers:"):
+        return ""
+    import transformers
+
+    match = _TARGET.fullmatch(target)
+    assert match is not None
+    config = getattr(transformers, match["model"]).config_class()
+    given, named = _fields(match["fields"], target), re.findall(r"`(\w+)`", message)
+    parts = config, config.get_text_config()
+    unset = [name for name in named if any(getattr(part, name, 0) is None for part in parts) and name not in given]
+    return next(iter(unset), "")
+
+
+def with_field(target: str, name: str) -> str:
+    """The id of a model with one more field of its configuration: ``transformers:Model[name=...]``."""
+    return f"{target[:-1]},{name}=...]" if target.endswith("]") else f"{target}[{name}=...]"
+
+
 def _training(model, inputs: tuple, loss) -> TrainingStep:
     import torch
 

@@ -17,10 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
+from numba import njit
 
 from simdev.errors import InvalidInput
 from simdev.graphs.parallel_model import Part
@@ -403,21 +405,66 @@ def _step_ns(plan: Plan, times: dict[str, list[float]]) -> float:
 
 def _schedule_ns(plan: Plan, microbatches: int, times: dict[str, list[float]]) -> float:
     ranks, first = plan.mesh["pp"], (*plan.first_ranks, 0)
-    orders = pipeline_order(plan.schedule, ranks, microbatches, plan.stages_per_rank)
     size = max(_sent_bytes(plan, rank) for rank in {0, ranks - 1})
-    sent = [max(send_ns(size, first[r], first[r + 1], plan.cluster) for r in range(ranks))]
-    done: dict[tuple, float] = {}
-    free = [0.0] * ranks
-    for rank, (kind, stage, number) in execution_order(orders, plan.stages):
+    sent = max(send_ns(size, first[r], first[r + 1], plan.cluster) for r in range(ranks))
+    table = np.array([times[name] for name in PASSES[:4]], float)
+    return float(_end_ns(*_laid_out(plan, microbatches).timed, table, float(sent), ranks))
+
+
+@dataclass(frozen=True, eq=False)
+class _LaidOut:
+    """The actions of all ranks in an order in which each finds its inputs, as arrays ``(n,)``.
+
+    ``rank`` and ``stage``; ``before``, the number of the action of another stage that it waits for, or -1;
+    ``pass_of_time`` and ``pass_of_memory``, the rows of :data:`PASSES`; ``share`` of that time. What a backward
+    pass frees, its second half does: the memory of the first one is not counted (-1).
+    """
+
+    rank: np.ndarray
+    stage: np.ndarray
+    before: np.ndarray
+    pass_of_time: np.ndarray
+    pass_of_memory: np.ndarray
+    share: np.ndarray
+
+    @property
+    def timed(self) -> tuple[np.ndarray, ...]:
+        return self.rank, self.stage, self.before, self.pass_of_time, self.share
+
+
+def _laid_out(plan: Plan, microbatches: int) -> _LaidOut:
+    return _layout(plan.schedule, plan.mesh["pp"], microbatches, plan.stages_per_rank, plan.stages)
+
+
+@lru_cache(maxsize=64)
+def _layout(schedule: str, ranks: int, microbatches: int, stages_per_rank: int, stages: int) -> _LaidOut:
+    orders = pipeline_order(schedule, ranks, microbatches, stages_per_rank)
+    done: dict[tuple, int] = {}
+    rows = []
+    for rank, (kind, stage, number) in execution_order(orders, stages):
+        memory = 0 if kind == "F" else 3 if number == microbatches - 1 else 2 if number else 1
         if kind == "W":  # half of a backward pass, which no other rank waits for
-            free[rank] += (0.5 if stage else 1.0) * times["B further"][stage]
+            rows.append((rank, stage, -1, 2, memory, 0.5 if stage else 1.0))
             continue
         what, share = ("B", 0.5 if stage else 0.0) if kind == "I" else (kind, 1.0)
-        name = "F" if what == "F" else "B last" if number == microbatches - 1 else "B further" if number else "B first"
-        before = (what, stage - 1 if what == "F" else stage + 1, number)
-        start = max(free[rank], done[before] + sent[0] if before in done else 0.0)
-        free[rank] = done[what, stage, number] = start + share * times[name][stage]
-    return max(free)
+        before = done.get((what, stage - 1 if what == "F" else stage + 1, number), -1)
+        done[what, stage, number] = len(rows)
+        rows.append((rank, stage, before, memory, -1 if kind == "I" else memory, share))
+    *numbers, shares = (np.array(column) for column in zip(*rows, strict=True))
+    return _LaidOut(*(column.astype(np.int64) for column in numbers), shares.astype(float))
+
+
+@njit(cache=True)
+def _end_ns(rank, stage, before, name, share, table, sent, ranks):
+    """When the last action ends: ``table`` float ``(passes, stages)`` in ns, ``sent`` ns from stage to stage."""
+    free, end = np.zeros(ranks), np.zeros(len(rank))
+    for n in range(len(rank)):
+        start = free[rank[n]]
+        if before[n] >= 0:
+            start = max(start, end[before[n]] + sent)
+        end[n] = start + share[n] * table[name[n], stage[n]]
+        free[rank[n]] = end[n]
+    return free.max()
 
 
 def _sent_bytes(plan: Plan, rank: int) -> int:
@@ -434,14 +481,20 @@ def _peak_bytes(plan: Plan, figures: dict[str, list[np.ndarray]], resident: list
     ranks = plan.mesh["pp"]
     few = min(plan.microbatches, (2 * plan.stages if plan.schedule == "looped-bfs" else 2 * ranks) + 2 * ranks)
     few -= (few - plan.microbatches) % round_of(plan.schedule, ranks)
+    laid = _laid_out(plan, few)
+    live = np.zeros(ranks)
+    for stage, stored in enumerate(resident):
+        live[plan.rank_of(stage)] += stored
+    left, most = (np.array([[f[row] for f in figures[name]] for name in PASSES[:4]], float) for row in (LIVE, PEAK))
+    return float(_most_bytes(laid.rank, laid.stage, laid.pass_of_memory, left, most, live))
+
+
+@njit(cache=True)
+def _most_bytes(rank, stage, name, left, most, live):
+    """The largest peak of a rank: ``left`` and ``most`` are float ``(passes, stages)``, ``live`` ``(ranks,)``."""
     peak = 0.0
-    for rank, actions in enumerate(pipeline_order(plan.schedule, ranks, few, plan.stages_per_rank)):
-        live = sum(resident[stage] for stage in range(plan.stages) if plan.rank_of(stage) == rank)
-        for what, stage, number in actions:
-            if what == "I":
-                continue  # what a backward pass frees, its second half does
-            name = "F" if what == "F" else "B last" if number == few - 1 else "B further" if number else "B first"
-            figure = figures[name][stage]
-            peak = max(peak, live + figure[PEAK])
-            live += figure[LIVE]
+    for n in range(len(rank)):
+        if name[n] >= 0:
+            peak = max(peak, live[rank[n]] + most[name[n], stage[n]])
+            live[rank[n]] += left[name[n], stage[n]]
     return peak

@@ -16,7 +16,10 @@ from simdev.exact.piper import LayerChoice, Layers, piper
 from simdev.parallel import find_model, load_cluster
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.models import find_packed
+from simdev.parallel.orders import pipeline_order, stage_rank
+from simdev.parallel.unroll import execution_order
 from simdev.planners import Choice, Evaluator, Job, PlanBudget, planners
+from simdev.planners import estimate as module
 from simdev.planners.bounds import job_bound_ns
 from simdev.planners.estimate import estimate, estimates, least_bytes, stage_costs
 from simdev.planners.figures import why_nothing_can_fit
@@ -373,3 +376,55 @@ def test_plans_that_are_screened_out_were_not_the_best():
         assert [c for c, o in with_.tried.items() if o.fits] == [c for c, o in without.tried.items() if o.fits]
         screened += sum(with_.evaluator.hopeless(choice) is not None for choice in with_.tried)
     assert screened >= 2
+
+
+def schedule_in_words(plan, microbatches, times, sent_ns):
+    """When the last pass of a schedule ends, action by action."""
+    done, free = {}, [0.0] * plan.mesh["pp"]
+    orders = pipeline_order(plan.schedule, plan.mesh["pp"], microbatches, plan.stages_per_rank)
+    for rank, (kind, stage, number) in execution_order(orders, plan.stages):
+        backward = "B last" if number == microbatches - 1 else "B further" if number else "B first"
+        if kind == "W":
+            free[rank] += (0.5 if stage else 1.0) * times["B further"][stage]
+            continue
+        share = 1.0 if kind != "I" else 0.5 if stage else 0.0
+        before = ("F", stage - 1, number) if kind == "F" else ("B", stage + 1, number)
+        start = max(free[rank], done[before] + sent_ns if before in done else 0.0)
+        took = share * times["F" if kind == "F" else backward][stage]
+        free[rank] = done["F" if kind == "F" else "B", stage, number] = start + took
+    return max(free)
+
+
+def peak_in_words(plan, microbatches, figures, resident):
+    """The most memory of a rank, action by action."""
+    peak = 0.0
+    for rank, actions in enumerate(pipeline_order(plan.schedule, plan.mesh["pp"], microbatches, plan.stages_per_rank)):
+        live = sum(resident[stage] for stage in range(plan.stages) if plan.rank_of(stage) == rank)
+        for kind, stage, number in actions:
+            if kind == "I":
+                continue
+            backward = "B last" if number == microbatches - 1 else "B further" if number else "B first"
+            *_, left, most = figures["F" if kind == "F" else backward][stage]
+            peak = max(peak, live + most)
+            live += left
+    return peak
+
+
+@pytest.mark.parametrize(
+    "schedule, ranks, chunks",
+    [("1f1b", 1, 1), ("gpipe", 3, 1), ("1f1b", 5, 1), ("interleaved", 4, 3), ("zero-bubble", 4, 1), ("zbv", 4, 2)],
+)
+def test_schedules_of_estimates_are_what_they_are_in_words(schedule, ranks, chunks, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setattr(module, "_sent_bytes", lambda plan, rank: 1)
+    monkeypatch.setattr(module, "send_ns", lambda *_: 12_345)
+    rng, stages = np.random.default_rng(0), ranks * chunks
+    plan = SimpleNamespace(
+        schedule=schedule, mesh=Mesh({"pp": ranks}), microbatches=2 * ranks, stages_per_rank=chunks, stages=stages,
+        first_ranks=tuple(range(ranks)), cluster=None, rank_of=lambda stage: stage_rank(schedule, ranks, stage),
+    )  # fmt: skip
+    times = {name: (1e6 * rng.random(stages)).tolist() for name in module.PASSES}
+    figures = {name: list(1e9 * rng.normal(size=(stages, 6))) for name in module.PASSES}
+    resident = (1e9 * rng.random(stages)).tolist()
+    assert module._schedule_ns(plan, 2 * ranks, times) == schedule_in_words(plan, 2 * ranks, times, 12_345)
+    assert module._peak_bytes(plan, figures, resident) == peak_in_words(plan, 2 * ranks, figures, resident)

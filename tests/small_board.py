@@ -62,7 +62,7 @@ def small_board(folder, *, workload="mine.npz", topology="mine.toml", placers=("
         )
         version = registry.placers()[placer].version if placer in registry.placers() else 1
         row = score(blank_row(run, instance, version), problem, placement, simulate(problem, placement))
-        row = replace(row, evaluations=0, **circumstances())
+        row = replace(row, evaluations=0, place_seconds=0.5, **circumstances())
         results.add(replace(row, **changed), placement, [(0, 0.5, row.step_ns)])
     results.write()
     results.pack()

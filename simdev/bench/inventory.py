@@ -30,6 +30,8 @@ from simdev.shelf import parse_id
 Note = Callable[[str], None]
 FOR_READERS = (".md", ".png", ".svg", ".pdf", ".txt")  # text and pictures: no command reads a result from them
 BOUND_FAILURES = ("timeout", "memory", "error")
+ROUNDED = 0.001  # seconds of tables have three digits
+LINK = "is a link: a result folder holds its files itself"
 MOST_NAMED = 20  # faults of one file that are listed
 
 
@@ -48,8 +50,8 @@ def file_differences(folder: Path, found: list[Row | PlanRow], note: Note) -> li
         "ranking.csv": lambda: _table(folder, "ranking.csv", RANKING, ranking(results)),
         plan_rows.TABLES: lambda: _text(folder, plan_rows.TABLES, "\n".join([*plan_rows.markdown(plans), ""])),
         SHEET: lambda: _text(folder, SHEET, data_sheet([*map(plan_rows.as_row, found)]) if found else ""),
-        "curves.csv": lambda: _curves(folder, "curves.csv", results),
-        "plan_curves.csv": lambda: _curves(folder, "plan_curves.csv", plans),
+        "curves.csv": lambda: _curves(folder, "curves.csv", results, note),
+        "plan_curves.csv": lambda: _curves(folder, "plan_curves.csv", plans, note),
         "journal.jsonl": lambda: _journal(folder, found, note),
         PLACEMENTS: lambda: _placements(folder, packed_keys(folder), PLACEMENTS, results),
     }.items():
@@ -57,6 +59,7 @@ def file_differences(folder: Path, found: list[Row | PlanRow], note: Note) -> li
         if needed or (folder / name).is_file():
             seen.add(name)
             wrong += _limited(name, check)
+            wrong += [Difference(name, "", "", LINK)] * (folder / name).is_symlink()
     others = sorted(
         path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()
     )
@@ -91,9 +94,12 @@ def repeated(found: list[Row | PlanRow]) -> list[Difference]:
 
 def _meaning(cell: object) -> object:
     """A cell of a key without what can be spelled in several ways."""
-    with contextlib.suppress(InvalidInput, ValueError):
+    with contextlib.suppress(InvalidInput, TypeError, ValueError):
         if isinstance(cell, str) and cell.startswith("{"):
-            return json.dumps(json.loads(cell), sort_keys=True)
+            found = json.loads(cell)
+            if set(found) == {"microbatches", "recomputes"}:  # what planners choose from: sets, however they are listed
+                found = {key: sorted(set(values)) for key, values in found.items()}
+            return json.dumps(found, sort_keys=True)
         if isinstance(cell, str) and "[" in cell:
             return _named(cell)
         if isinstance(cell, str) and "=" in cell:
@@ -179,8 +185,10 @@ def _text(folder: Path, name: str, text: str) -> Iterator[Difference]:
         yield Difference(name, "lines", str(len(stored)), str(len(fresh)))
 
 
-def _curves(folder: Path, name: str, found: list) -> Iterator[Difference]:
-    """What cannot be the curve of a row: of no row, not falling, beyond the evaluations of the row, below its bound."""
+def _curves(folder: Path, name: str, found: list, note: Note) -> Iterator[Difference]:
+    """What cannot be the curve of a row: of no row, not falling, beyond the evaluations or seconds of the row, below
+    its bound. A search may return another answer than its best; that is noted."""
+    better = 0
     known = {row.key: plan_rows.as_row(row) for row in found}
     for key, points in journal.read_curves(folder / name).items():
         row = known.get(key)
@@ -195,9 +203,14 @@ def _curves(folder: Path, name: str, found: list) -> Iterator[Difference]:
             yield Difference(title, "", "", "does not fall")
         if row.evaluations is not None and used[-1] > row.evaluations:
             yield Difference(title, "evaluations", str(used[-1]), f"at most {row.evaluations}")
+        if row.place_seconds is not None and seconds[-1] > row.place_seconds + ROUNDED:
+            yield Difference(title, "seconds", f"{seconds[-1]:.3f}", f"at most {row.place_seconds:.3f}")
+        better += row.step_ns is not None and times[-1] < row.step_ns
         if row.lower_bound_ns is not None and times[-1] < row.lower_bound_ns:
             bound = f"at least {rows.seconds_text(row.lower_bound_ns)}"
             yield Difference(title, "step_time_s", rows.seconds_text(times[-1]), bound)
+    if better:
+        note(f"{better} curves of {name} end below their rows: these runs returned another answer than their best")
 
 
 def _journal(folder: Path, found: list[Row | PlanRow], note: Note) -> Iterator[Difference]:
@@ -208,13 +221,17 @@ def _journal(folder: Path, found: list[Row | PlanRow], note: Note) -> Iterator[D
         note("journal.jsonl: its last line was cut short")
     journalled: dict[tuple, tuple[Row | PlanRow, list]] = {}
     bounds: dict[tuple, tuple] = {}
+    again = 0
     for entry in entries:
         if entry["kind"] == "bound":
             of, ns, method = journal.read_bound(entry, path)
             bounds[of] = ns, method
         else:
             row, curve = journal.read_row(entry, path)
+            again += row.key in journalled
             journalled[row.key] = row, curve
+    if again:
+        note(f"journal.jsonl: {again} entries of runs that were executed again; the last of each run counts")
     there = {row.key: row for row in found}
     for key in sorted(journalled.keys() ^ there.keys(), key=str):
         title = shortened(" ".join(map(str, key)), 200)
@@ -271,7 +288,7 @@ def _other(folder: Path, name: str, results: list[Row], plans: list[PlanRow]) ->
     """The faults of a file in a folder that rows refer to, and whether it is such a file."""
     path = folder / name
     if path.is_symlink():
-        return [Difference(shortened(name, 200), "", "", "is a link: it is not followed")], True
+        return [Difference(shortened(name, 200), "", "", LINK)], True
     if name == ".lock":
         return ([] if path.stat().st_size == 0 else [Difference(name, "", "", "is not empty")]), True
     if name.endswith(TEMPORARY):

@@ -168,6 +168,11 @@ def test_spellings_of_one_name(one, other):
     assert inventory._meaning(one) == inventory._meaning(other) != inventory._meaning("gpt[layers=3]")
 
 
+def test_choices_are_sets():
+    one, other = (json.dumps({"microbatches": sizes, "recomputes": ["full"]}) for sizes in ((2, 1, 2), (1, 2)))
+    assert inventory._meaning(one) == inventory._meaning(other) != inventory._meaning(other.replace("1", "4"))
+
+
 def test_a_number_of_microbatches_is_spelled_in_one_way():
     with pytest.raises(InvalidInput, match="throughput/1f1b/08"):
         parse_objective("throughput/1f1b/08")
@@ -326,10 +331,29 @@ def test_every_other_file_is_named(folder, tmp_path):
     wrong = {one.row: one.found for one in verify.verify(out, engine="fast", on_note=notes.append)}
     unknown = "is not checked: no part of a result folder"
     assert wrong.pop("mine.csv") == wrong.pop("placements/mine.csv") == unknown
-    assert wrong.pop("link") == "is a link: it is not followed" and wrong.pop(".lock") == "is not empty"
+    assert wrong.pop("link") == inventory.LINK and wrong.pop(".lock") == "is not empty"
     assert wrong.pop(f"placements/{'0' * 16}.npz") == f"placement {'0' * 16} belongs to no row"
     assert wrong.pop(f"graphs/{'0' * 16}.npz") == wrong.pop(f"machines/{'0' * 16}.toml") == "belongs to no row"
     assert wrong == {} and notes[0] == "README.md, scatter.png: for readers"
+
+
+@pytest.mark.parametrize("name", ["results.csv", "leaderboard.csv", "placements.jsonl"])
+def test_a_table_that_is_a_link_is_found(folder, tmp_path, name):
+    """What was possible: tables and placements that lie elsewhere, where they change after the verification."""
+    out = copy(folder, tmp_path)
+    shutil.move(out / name, tmp_path / name)
+    (out / name).symlink_to(tmp_path / name)
+    assert [(one.row, one.found) for one in verify.verify(out, engine="fast")] == [(name, inventory.LINK)]
+
+
+def test_an_entry_of_a_run_that_another_entry_replaced_is_named(folder, tmp_path):
+    out, notes = copy(folder, tmp_path), []
+    entries, _ = read_journal(out / "journal.jsonl")
+    entry = next(entry for entry in entries if entry["kind"] == "row")
+    lie = {**entry, "row": {**entry["row"], "step_ns": 1}}
+    (out / "journal.jsonl").write_text("".join(map(journal_line, [lie, *entries])))
+    assert verify.verify(out, engine="fast", on_note=notes.append) == []
+    assert "journal.jsonl: 1 entries of runs that were executed again; the last of each run counts" in notes
 
 
 CURVES = {
@@ -337,6 +361,7 @@ CURVES = {
     "rising": (lambda key, points: (key, [*points, (1, 0.6, points[0][2] + 1)]), "does not fall"),
     "back in time": (lambda key, points: (key, [(0, 9.0, points[0][2] + 1), *points]), "goes back"),
     "beyond the evaluations": (lambda key, points: (key, [*points, (99, 0.6, points[0][2] - 1)]), "evaluations"),
+    "after the run": (lambda key, points: (key, [(points[0][0], 1e6, points[0][2])]), "seconds: 1000000.000"),
     "below the bound": (lambda key, points: (key, [(*points[0][:2], 1)]), "step_time_s"),
 }
 

@@ -107,7 +107,8 @@ def boards_page() -> str:
         '<a class="md-button" href="board.html">Open the boards</a>',
         "",
         "One page shows every board: rankings, the gap of each case to its proven bound, and two pictures of each",
-        "case. You can sort, filter and download. The address holds what you see.",
+        "case. You can sort, filter and download. The address holds what you see. The rows of a board are in",
+        "`leaderboard/` of the repository.",
         "",
         "| board | what is compared | rows | machines |",
         "|---|---|--:|---|",
@@ -123,7 +124,7 @@ def boards_page() -> str:
     for name in BOARDS:
         rows = read_folder(ROOT / "leaderboard" / name)
         machines = sorted({getattr(row, "topology", None) or row.cluster for row in rows})
-        text.append(f"| `leaderboard/{name}` | {about[name]} | {len(rows):,} | {', '.join(machines)} |")
+        text.append(f"| {name} | {about[name]} | {len(rows):,} | {', '.join(machines)} |")
     text += ["", "`simdev leaderboard FOLDER --html board.html` makes such a page of your own results.", ""]
     return "\n".join(text)
 

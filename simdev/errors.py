@@ -103,7 +103,8 @@ def _what_to_type(what: str, name: str, known: list[str]) -> str:
     if name.casefold() in plain:
         return f"; did you mean {plain[name.casefold()]!r}?"
     near = [plain[one] for one in difflib.get_close_matches(base.casefold() or name, plain, n=1, cutoff=0.55)]
-    longer = [one for one in known if name.casefold() in one.casefold()][:MOST_LIKE]
+    within = str.startswith if len(name) == 1 else str.__contains__  # a size 4 is not meant by 18.4b
+    longer = [one for one in known if within(one.casefold(), name.casefold())][:MOST_LIKE]
     if name and longer:  # h100: dgx-h100 or h100x16
         return f"; did you mean {_one_of(map(repr, longer))}?"
     if near or not known:

@@ -70,12 +70,13 @@ def test_unknown_names_suggest_the_nearest(name, known, message):
         ("dgx-h100[nodes=8", "did you mean 'dgx-h100[nodes=8]'?"),
         ("d", "did you mean 'dgx-h100'?"),
         ("dgx-h100[8]", "did you mean 'dgx-h100[nodes=8]'?"),
+        ("4", "; known: 18.4b, dgx-h100, expert, heft"),
         ("hfet", "did you mean 'heft'?"),
         ("heft[a=1,b=2]", "did you mean 'heft'?"),
     ],
 )
 def test_a_usual_mistake_is_answered_with_what_to_type(name, typed):
-    assert str(UnknownName("placer", name, ["heft", "expert", "dgx-h100"])).endswith(typed)
+    assert str(UnknownName("placer", name, ["heft", "expert", "dgx-h100", "18.4b"])).endswith(typed)
 
 
 def test_a_file_without_a_name_is_answered_with_what_it_holds(tmp_path):

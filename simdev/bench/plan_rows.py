@@ -174,6 +174,8 @@ def read_folder(folder: Path) -> list[Row | PlanRow]:
     there = [schema for schema in (RESULTS, PLANS) if (folder / schema.file).is_file()]
     if not there:
         missing = "No such file or directory" if not folder.is_dir() else f"holds neither {RESULTS.file} nor {FILE}"
+        if folder.is_file():
+            missing = f"is a file; give the folder that holds {RESULTS.file} or {FILE}"
         raise InvalidInput(missing, source=folder)
     return [row for schema in there for row in schema.read(folder / schema.file)]
 

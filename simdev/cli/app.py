@@ -86,7 +86,7 @@ class Topics(typer.core.TyperGroup):
         if args and args[0] in moved and not ctx.resilient_parsing:
             raise InvalidInput(f"simdev {args[0]} is now simdev {STUDY} {args[0]}")
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            raise UnknownName("command", args[0], self.list_commands(ctx), source="simdev")
+            raise UnknownName("command", args[0], [*self.list_commands(ctx), "--help"], source="simdev")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx, formatter) -> None:

@@ -105,7 +105,7 @@ def parse_mesh(text: str) -> Mesh:
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         axis, equals, value = part.partition("=")
         if not equals or not value.strip().isdecimal() or len(value) > DIGITS:
-            raise InvalidInput(f"expected AXIS=SIZE, got {quoted(part)}", source="mesh")
+            raise InvalidInput(f"expected AXIS=SIZE, such as dp_shard=8, got {quoted(part)}", source="mesh")
         if axis.strip() in sizes:
             raise InvalidInput(f"axis {axis.strip()!r} is given twice", source="mesh")
         sizes[axis.strip()] = int(value)

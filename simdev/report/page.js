@@ -194,6 +194,9 @@ function middle(values) {
 }
 const geomean = (logs) => logs.length ? Math.exp(logs.reduce((sum, log) => sum + log, 0) / logs.length) : null;
 
+// As the pages of the site round it: from the four digits of ranking.csv.
+const ratio = (line) => Number(line.mean.toFixed(4)).toFixed(3);
+
 // As simdev.bench.score.ranking, over the runs that are shown: only placers that ran every case have a place; the others
 // are compared with the first one over the cases that both ran.
 function ranking(found) {
@@ -280,7 +283,7 @@ function drawCost(lines) {
   points.forEach((line, number) => {
     const [px, py] = dots[number];
     const text = make("text", { class: "label", "aria-hidden": true }, line.placer);
-    svg.append(press({ "data-placer": line.placer }, `${line.placer}: ${line.mean.toFixed(3)} times the best, ${value(line).toLocaleString("en")} ${unit}`,
+    svg.append(press({ "data-placer": line.placer }, `${line.placer}: ${ratio(line)} times the best, ${value(line).toLocaleString("en")} ${unit}`,
       () => open("placer", line.placer), mark(line.family, px, py)), text);
     const place = freePlace(px, py, text.getComputedTextLength(), taken, width, bottom);
     if (!place) return text.remove(); // the ranking and the dot's own title still name it
@@ -464,7 +467,7 @@ function draw() {
   table("ranking", "Press a heading to sort.", [
     ["place", "place", "", (line) => String(line.place ?? "")],
     ["placer", who(), "text", (line) => make("button", { class: "open", type: "button", onclick: () => open("placer", line.placer) }, line.placer)],
-    ["year", "year", "rare"], ["mean", "ratio to best", "", (line) => line.mean.toFixed(3)],
+    ["year", "year", "rare"], ["mean", "ratio to best", "", ratio],
     ["cases", "cases", "", (line) => `${line.cases}/${line.all}`],
     ...(partial ? [["first", "against the first", "", (line) => line.ranked ? "" : line.first ? `${line.first.toFixed(3)} (${line.common})` : "no common case"]] : []),
     ["fit", "fit", "", (line) => `${line.fit}/${line.cases}`], ["wins", "wins"],

@@ -356,6 +356,19 @@ def test_unknown_names(simdev, graph, arguments, words):
     assert_refused(simdev(*[str(graph) if part == "GRAPH" else part for part in arguments]), *words)
 
 
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["help"], "did you mean '--help'?"),
+        (["train", "-p", "heft", "-w", "nmt", "-t", "p100x4", "-o", "policy"], "these are: "),
+        (["simulate-plan", "llama3-8b", "dgx-h100", "--mesh", "8"], "such as dp_shard=8, got '8'"),
+        (["leaderboard", __file__], "is a file; give the folder that holds results.csv or plans.csv"),
+    ],
+)
+def test_a_wrong_guess_says_what_to_give_instead(simdev, arguments, says):
+    assert_refused(simdev(*arguments), says)
+
+
 def test_wrong_arguments_are_answered_with_a_command_that_works(simdev):
     """Each command has an example, and the options and arguments of the example exist."""
     group = typer.main.get_command(cli.app)

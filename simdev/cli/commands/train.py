@@ -68,7 +68,8 @@ def train(
         raise InvalidInput("cannot be negative", source="--seed")
     spec, params = registry.find_placer(placer)
     if spec.learner is None:
-        raise InvalidInput("is not a learned placer", source=f"placer {spec.name}")
+        learned = ", ".join(name for name, one in registry.placers().items() if one.learner is not None)
+        raise InvalidInput(f"is not a learned placer; these are: {learned}", source=f"placer {spec.name}")
     problems = [build_problem(graph, machine) for graph in workload for machine in topology]
     learner = spec.learner(
         problems, **{key: value for key, value in {**spec.defaults, **params}.items() if key != "policy"}

@@ -42,9 +42,12 @@ PICTURES = {
 
 @functools.cache
 def board(name: str) -> list:
+    """The rows of a board; ``BOARD:ORDER`` means those under one order of ops."""
     from simdev.bench.plan_rows import as_row, read_folder
 
-    return [as_row(row) for row in read_folder(BOARDS / name)]
+    name, _, order = name.partition(":")
+    found = [as_row(row) for row in read_folder(BOARDS / name)]
+    return [row for row in found if not order or row.rules.split("/")[0] == order]
 
 
 @functools.cache
@@ -125,6 +128,19 @@ def shorter(name: str, placer: str, than: str) -> str:
     if first["cases"] != second["cases"]:
         raise ValueError(f"{placer} and {than} ran other cases of {name}")
     return percent(1 - float(first["geomean_ratio_to_best"]) / float(second["geomean_ratio_to_best"]))
+
+
+def above_records(name: str, placer: str) -> str:
+    """How much longer a placer's medians are than the records of ``best-known`` for the same cases, on average."""
+    records = {(row.workload, row.topology, row.rules): row.step_ns for row in board("best-known")}
+    rules = {row.rules for row in board(name) if row.entry == placer}
+    logs = [
+        math.log(1e9 * float(time_of(line)) / records[case[0], case[1], rule])
+        for case, line in lines(name).items()
+        for rule in rules
+        if case[2] == placer
+    ]
+    return percent(math.exp(statistics.mean(logs)) - 1)
 
 
 def wins(name: str, placer: str, over: str) -> str:
@@ -431,6 +447,16 @@ def machines(head: list[str], name: str) -> list[str]:
     return [f"| `{placer}` | {' | '.join(_by_machine(name, placer, topologies))} |" for placer in ranking(name)]
 
 
+def tracks(head: list[str], name: str) -> list[str]:
+    """Lines of a table: how much longer each placer's steps are than the records, and the cases that it ran."""
+    by_ratio = sorted(ranking(name), key=lambda placer: float(ranking(name)[placer]["geomean_ratio_to_best"]))
+    by_place = sorted(by_ratio, key=lambda placer: -int(ranking(name)[placer]["cases"]))
+    return [
+        f"| `{placer}` | {ranking(name)[placer]['version']} | {above_records(name, placer)} | {fit(name, placer)} |"
+        for placer in by_place
+    ]
+
+
 def inference(head: list[str], name: str, objective: str) -> list[str]:
     """Lines of a table whose columns are machines: the mean ratio to the best of each placer under one objective, and
     the cases that fit."""
@@ -506,13 +532,14 @@ def kernels(head: list[str]) -> list[str]:
 FACTS: dict[str, Callable[..., str]] = {
     function.__name__.replace("_", "-"): function
     for function in (
-        ms, best_ms, ratio, above, fit, shorter, wins, first, gap, gain, within, middle_gap, largest_gap, count,
-        registered, plans, slower, alone, best_of, smallest_gap, preset, fidelity,
+        ms, best_ms, ratio, above, above_records, fit, shorter, wins, first, gap, gain, within, middle_gap, largest_gap,
+        count, registered, plans, slower, alone, best_of, smallest_gap, preset, fidelity,
         left_out, cost_report, measured_plans, reported, reported_less, splits,
     )
 }  # fmt: skip
 TABLES: dict[str, Callable[..., list[str]]] = {
-    function.__name__: function for function in (table, machines, pipelines, bounds, inference, kernels, planned)
+    function.__name__: function
+    for function in (table, machines, tracks, pipelines, bounds, inference, kernels, planned)
 }
 
 

@@ -382,7 +382,8 @@ def test_the_board_of_planners_keeps_the_schema():
 
 
 FOLDER = Path(__file__).parents[2] / "leaderboard" / "standard"
-ORDER, LONG = FOLDER.parent / "order", FOLDER.parent / "long"
+ORDER, RECORDS = FOLDER.parent / "order", FOLDER.parent / "best-known"
+RULES = "fifo/fifo/dataflow", "priority/fifo/dataflow"
 
 
 def test_it_covers_eight_workloads_on_three_machines_with_every_classical_placer():
@@ -409,17 +410,51 @@ def test_the_costs_of_each_machine_are_those_of_its_rows():
         assert load_problem(row.workload, row.topology, row.rules).costs.hash == row.cost_hash, row.topology
 
 
-def test_searched_boards_hold_feasible_placements_under_their_rules():
-    for folder, rules in ((ORDER, "priority/fifo/dataflow"), (LONG, "fifo/fifo/dataflow")):
-        found = rows.read_rows(folder / "results.csv")
-        assert {row.rules for row in found} == {rules}
-        for row in found:
-            assert row.status == "ok" and row.feasible and row.lower_bound_ns <= row.step_ns, row
+def test_records_are_feasible_placements_under_their_rules():
+    found = rows.read_rows(RECORDS / "results.csv")
+    assert {row.rules for row in found} == set(RULES)
+    cases = {(row.workload, row.topology) for row in rows.read_rows(FOLDER / "results.csv")}
+    for rules in RULES:  # each case once
+        assert sorted((row.workload, row.topology) for row in found if row.rules == rules) == sorted(cases)
+    for row in found:
+        assert row.status == "ok" and row.feasible and row.lower_bound_ns <= row.step_ns, row
+        order = stored_placement(RECORDS, row.placement).priority
+        assert (order is not None) == row.rules.startswith("priority")
+
+
+def test_the_order_track_compares_searches_with_equal_budgets():
     found = rows.read_rows(ORDER / "results.csv")
-    assert all(stored_placement(ORDER, row.placement).priority is not None for row in found)
+    assert {row.rules for row in found} == {"priority/fifo/dataflow"}
+    assert {row.budget for row in found} == {"evaluations=2000"}
+    assert {row.seed for row in found} == {0, 1, 2}
 
 
-def test_no_replay_beats_a_record():
-    """A placement under ``fifo`` can be repeated under ``priority``, so ``order`` holds the best of all boards."""
-    assert boards.slower_than(LONG, [FOLDER]) == []
-    assert boards.slower_than(ORDER, [FOLDER, LONG]) == []
+def test_no_row_and_no_replay_beats_a_record():
+    assert boards.slower_than(RECORDS, [FOLDER, ORDER]) == []
+    small = [(workload, "p100x4", rules) for workload in ("transformer-xl-2", "vit-l") for rules in RULES]
+    assert boards.beaten_by_replay(RECORDS, small) == []
+
+
+@pytest.mark.slow
+def test_no_replay_of_any_case_beats_a_record():
+    assert boards.beaten_by_replay(RECORDS) == []
+
+
+def test_records_are_kept_from_boards(tmp_path):
+    """The shortest row of each case is kept, and a record that is beaten leaves."""
+    records = tmp_path / "records"
+    small_board(tmp_path / "first")
+    found = rows.read_rows(tmp_path / "first" / "results.csv")
+    assert len({row.step_ns for row in found}) == 2
+    slow, fast = sorted(found, key=lambda row: row.step_ns)[::-1]
+    case = fast.workload, fast.topology, fast.rules
+    rows.write_rows(tmp_path / "first" / "results.csv", [slow])
+    assert boards.keep_records([tmp_path / "first"], records) == [(case, slow.step_ns)]
+    assert boards.slower_than(records, [tmp_path / "first"]) == []
+    small_board(tmp_path / "second")
+    assert boards.slower_than(records, [tmp_path / "second"]) == [(case, slow.step_ns, fast.step_ns)]
+    assert boards.keep_records([tmp_path / "second"], records) == [(case, fast.step_ns)]
+    (kept,) = rows.read_rows(records / "results.csv")
+    assert (kept.key, kept.step_ns, kept.placement) == (fast.key, fast.step_ns, fast.placement)
+    assert stored_placement(records, fast.placement).hash == fast.placement
+    assert boards.keep_records([tmp_path / "first", tmp_path / "second"], records) == []

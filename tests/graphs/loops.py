@@ -868,3 +868,100 @@ def ascends_and_returns():
         optimizer.zero_grad()
 
     return CustomStep(model, (x(), y()), run)
+
+
+@loop
+def weights_made_by_a_network():
+    made = net(16, 8, 4)
+    sizes = {name: parameter.shape for name, parameter in made.named_parameters()}
+    model = net(5, 12, sum(size.numel() for size in sizes.values()))
+
+    def body(model, code, data, labels):
+        parts = model(code).split([size.numel() for size in sizes.values()])
+        weights = {name: part.view(size) for (name, size), part in zip(sizes.items(), parts, strict=True)}
+        return functional.cross_entropy(torch.func.functional_call(made, weights, (data,)), labels)
+
+    return simple(body, model, data=(torch.randn(5), x(), y()))
+
+
+@loop
+def forward_mode_gradients():
+    model = net()
+
+    def run(model, data, labels):
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        along = {name: torch.randn_like(weight) for name, weight in weights.items()}
+
+        def loss(weights):
+            return functional.cross_entropy(torch.func.functional_call(model, weights, (data,)), labels)
+
+        _, slope = torch.func.jvp(loss, (weights,), (along,))
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.sub_(0.1 * slope * along[name])
+
+    return CustomStep(model, (x(), y()), run)
+
+
+@loop
+def codebook_with_running_means():
+    class Quantizer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder, self.decoder = nn.Linear(16, 8), nn.Linear(8, 16)
+            self.register_buffer("codes", torch.randn(12, 8))
+            self.register_buffer("counts", torch.ones(12))
+
+        def forward(self, data):
+            hidden = self.encoder(data)
+            nearest = torch.cdist(hidden, self.codes).argmin(1)
+            chosen = self.codes[nearest]
+            with torch.no_grad():
+                hits = functional.one_hot(nearest, 12).type_as(hidden)
+                self.counts.lerp_(hits.sum(0), 0.01)
+                self.codes.lerp_(hits.t() @ hidden / self.counts.clamp(min=1e-5).unsqueeze(1), 0.01)
+                dead = (self.counts < 0.01).nonzero().squeeze(1)
+                if dead.numel():
+                    self.codes[dead] = hidden[: len(dead)]
+            return self.decoder(hidden + (chosen - hidden).detach())
+
+    return simple(lambda model, data: functional.mse_loss(model(data), data), Quantizer(), data=(x(),))
+
+
+@loop
+def scaled_gradients_of_several_parts():
+    model = net()
+    optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cuda")
+
+    def run(model, data, labels):
+        for part, truth in zip(data.chunk(4), labels.chunk(4), strict=True):
+            with torch.autocast("cuda", torch.float16):
+                loss = classify(model, part, truth) / 4
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+
+    return CustomStep(model, (x(), y()), run)
+
+
+@loop
+def words_until_the_end_mark():
+    model = nn.ModuleDict({"table": nn.Embedding(30, 16), "cell": nn.GRUCell(16, 16), "head": nn.Linear(16, 30)})
+
+    def body(model, hidden, words):
+        token, loss = torch.zeros(len(hidden), dtype=torch.int64), torch.zeros(())
+        for place in range(words.shape[1]):
+            hidden = model["cell"](model["table"](token), hidden)
+            logits = model["head"](hidden)
+            loss = loss + functional.cross_entropy(logits, words[:, place])
+            token = words[:, place] if random.random() < 0.5 else logits.argmax(1)
+            if (words[:, place] == 1).all().item():
+                break
+        return loss
+
+    words = torch.randint(2, 30, (4, 6))
+    words[:, 3] = 1
+    return simple(body, model, data=(x(4), words))

@@ -194,3 +194,31 @@ def test_the_script_of_a_plan_runs_beside_it(tmp_path, mesh, schedule, script):
     figures = write_report(rows, tmp_path)
     assert ("mean error against the scripts' steps" in figures) == script
     assert ("step of the script" in (tmp_path / "report.md").read_text()) == script
+
+
+def test_the_command_runs_the_scripts_too(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    import simdev.cli.main  # noqa: F401  (registers the commands)
+    from simdev.cli.app import app
+    from simdev.integrations.configs import find_writer
+    from simdev.measure import plans
+
+    asked = []
+
+    def executed(model, topology, mesh, microbatches, schedule, stages, repeats, write):
+        asked.append((model, write))
+        row = {"measured_ns": 200, "simulated_ns": 220, "amid_work_ns": 210, "error": 0.1, "disturbed": 0.0}
+        row |= {"measured_compute_ns": 100, "simulated_compute_ns": 100, "model": "my_model.py:make_step"}
+        return row | ({"no_script": "no schedule"} if schedule == "zero-bubble" else {"script_ns": 200})
+
+    monkeypatch.setattr(plans, "execute_plan", executed)
+    monkeypatch.setattr("simdev.problem.topology.load_topology", lambda text: here())
+    command = ["study", "compare-plans", "here", "--model", "my_model.py:make_step", "-o", str(tmp_path / "plans")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert asked[0] == ("my_model.py:make_step[microbatch=2]", find_writer("pytorch"))
+    assert len(asked) == len(plans.PLANS)
+    report = (tmp_path / "plans" / "report.md").read_text(encoding="utf-8")
+    assert "of the model `my_model.py:make_step`" in report
+    assert report.count("| 0.0 | +10.0% |") == len(plans.PLANS) - 1 and "none: no schedule" in report

@@ -6,6 +6,8 @@ are sums; a placement of the coarse problem is a placement of the whole by :func
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from simdev.errors import InvalidInput
@@ -285,6 +287,17 @@ def _merge(graph, source, target) -> np.ndarray:
             parent[b] = a
             group[a] = max(group[a], group[b])
     return _by_first(np.array([root(number) for number in range(graph.n_ops)]))
+
+
+def joined(numbers: Iterable[int], pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """The smallest number of the set that each of ``numbers`` is in, if the two of each pair are in the same set. Pairs
+    with a number that is not among them join nothing."""
+    import networkx
+
+    network = networkx.Graph()
+    network.add_nodes_from(numbers)
+    network.add_edges_from((a, b) for a, b in pairs if a in network and b in network)
+    return {number: min(members) for members in networkx.connected_components(network) for number in members}
 
 
 def _by_first(labels: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simdev.analysis.coarsen import joined
 from simdev.errors import InvalidInput
 from simdev.files import write_text
 from simdev.problem.graph import PHASES
@@ -134,30 +135,21 @@ def _blocks(problem: Problem) -> tuple[np.ndarray, list[list[str]]]:
     graph = problem.graph
     owners = _modules(problem)
     known = {name: number for number, name in enumerate(sorted({name for name in owners if name is not None}))}
-    parent = list(range(len(known)))
-
-    def root(number: int) -> int:
-        while parent[number] != number:
-            number = parent[number]
-        return number
-
-    for label, owner in graph.meta.get("tied", {}).items():  # tied weights go together
-        here, there = (_place_in(known, _module_of(end)) for end in (label, owner))
-        if here is not None and there is not None:
-            a, b = root(here), root(there)
-            parent[max(a, b)] = min(a, b)
+    ends = [
+        (_place_in(known, _module_of(label)), _place_in(known, _module_of(owner)))
+        for label, owner in graph.meta.get("tied", {}).items()  # tied weights go together
+    ]
+    pairs = [(here, there) for here, there in ends if here is not None and there is not None]
     first: dict[int, int] = {}
     for op, name in enumerate(owners):
         if name is not None:
-            group = int(graph.unit_of_op[op])
-            a, b = root(known[name]), root(first.setdefault(group, known[name]))
-            parent[max(a, b)] = min(a, b)
-    roots = sorted({root(number) for number in parent})
-    place = {number: block for block, number in enumerate(roots)}
-    names: list[list[str]] = [[] for _ in roots]
+            pairs.append((known[name], first.setdefault(int(graph.unit_of_op[op]), known[name])))
+    root = joined(range(len(known)), pairs)
+    place = {number: block for block, number in enumerate(sorted(set(root.values())))}
+    names: list[list[str]] = [[] for _ in place]
     for name, number in known.items():
-        names[place[root(number)]].append(name)
-    block = np.array([-1 if name is None else place[root(known[name])] for name in owners])
+        names[place[root[number]]].append(name)
+    block = np.array([-1 if name is None else place[root[known[name]]] for name in owners])
     for unit in np.unique(graph.unit_of_op[block >= 0]):  # all of a colocation group goes with its module
         mine = graph.unit_of_op == unit
         block[mine] = block[mine].max()

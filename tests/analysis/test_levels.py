@@ -6,6 +6,7 @@ import pytest
 from drawn import chain, machine, problem
 
 from simdev.analysis.bounds import lower_bound, lower_bounds
+from simdev.analysis.coarsen import joined
 from simdev.analysis.levels import (
     average_durations,
     average_transfers,
@@ -174,3 +175,8 @@ def test_the_bound_is_rounded_down(ns, n_devices, bound):
     report = simulate_pipeline(p, placement, 8 * n_devices)
     assert report.steady_ns == ns / n_devices
     assert steady_bound(p).ns == bound <= report.steady_ns
+
+
+def test_joined_numbers_go_by_the_smallest_of_their_set():
+    pairs = [(4, 2), (5, 4), (3, 3), (7, 9), (1, 8)]  # 8 and 9 are not among the numbers
+    assert joined([1, 2, 3, 4, 5, 7], pairs) == {1: 1, 2: 2, 3: 3, 4: 2, 5: 2, 7: 7}

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
+from simdev.analysis.coarsen import joined
 from simdev.graphs.capture.trace import RECOMPUTED, Op, Tape
 from simdev.problem.graph import ComputationGraph, GraphBuilder
 
@@ -190,31 +191,12 @@ def _groups(tape: Tape, alive: list[int], gradients: dict[int, int]) -> dict[int
     A parameter, the op that makes its final gradient and its update are together; so are an op that overwrites a
     parameter or buffer and its home, and an op with its in-place twin.
     """
-    parent = {number: number for number in alive}
-
-    def find(number):
-        while parent[number] != number:
-            parent[number] = parent[parent[number]]
-            number = parent[number]
-        return number
-
-    def join(a, b):
-        if a in parent and b in parent:
-            a, b = find(a), find(b)
-            parent[max(a, b)] = min(a, b)
-
-    for number in alive:
-        op = tape.ops[number]
-        for home in op.writes:
-            join(number, home)
-        if op.twin >= 0:
-            join(number, op.twin)
-    for home, value in gradients.items():
-        join(home, tape.values[value].producer)
-    size = defaultdict(int)
-    for number in alive:
-        size[find(number)] += 1
-    return {number: find(number) for number in alive if size[find(number)] > 1}
+    pairs = [(number, home) for number in alive for home in tape.ops[number].writes]
+    pairs += [(number, tape.ops[number].twin) for number in alive if tape.ops[number].twin >= 0]
+    pairs += [(home, tape.values[value].producer) for home, value in gradients.items()]
+    home_of = joined(alive, pairs)
+    size = Counter(home_of.values())
+    return {number: home_of[number] for number in alive if size[home_of[number]] > 1}
 
 
 def _write_after_read(tape: Tape, alive: list[int], readers: dict[int, list[int]]) -> list[tuple[int, int]]:

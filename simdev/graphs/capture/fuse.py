@@ -22,10 +22,12 @@ the backward pass (the min-cut partitioner) are left out: the kernels read and w
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
 
+from simdev.analysis.coarsen import joined
 from simdev.graphs.capture.precision import precision_of_classes
 from simdev.graphs.capture.trace import RECOMPUTED
 from simdev.problem.costs import op_class
@@ -297,17 +299,9 @@ def _rebuilt(graph: ComputationGraph, kernels: list[Kernel], meta: dict, describ
 
 def _groups(graph: ComputationGraph, kernels: list[Kernel]) -> dict[int, int]:
     """The colocation group of each op that has one. The groups of a kernel's ops become one group."""
-    first = {group: group for group in graph.op_group.tolist()}
-
-    def find(group: int) -> int:
-        while first[group] != group:
-            group = first[group]
-        return group
-
-    for kernel in kernels:
-        joined = sorted({find(group) for group in graph.op_group[kernel.ops].tolist() if group >= 0})
-        first.update(dict.fromkeys(joined, joined[0]) if joined else {})
-    return {op: find(int(group)) for op, group in enumerate(graph.op_group) if group >= 0}
+    of_kernel = [[group for group in graph.op_group[kernel.ops].tolist() if group >= 0] for kernel in kernels]
+    home = joined(graph.op_group.tolist(), (pair for groups in of_kernel for pair in pairwise(groups)))
+    return {op: home[group] for op, group in enumerate(graph.op_group.tolist()) if group >= 0}
 
 
 def _outputs(graph: ComputationGraph, parts: list[int]) -> list[int]:

@@ -119,6 +119,19 @@ def test_a_video_has_its_frames_where_the_model_says(shape, first):
     assert _frames_first(type("Model", (), {"forward": staticmethod(forward)})) is first
 
 
+def test_a_flow_map_has_a_noise_level_for_each_frame():
+    import inspect
+
+    from simdev.graphs.capture.diffusion_inputs import _conditions
+
+    def forward(hidden_states, timestep, r_timestep):
+        """``hidden_states`` of shape ``(B, F, C, H, W)``."""
+
+    model, takes = type("Model", (), {"forward": staticmethod(forward)}), inspect.signature(forward).parameters
+    made = _conditions(model, {}, takes, (1, 2, 16, 32, 32))
+    assert {name: tuple(tensor.shape) for name, tensor in made.items()} == {"timestep": (1, 2), "r_timestep": (1, 2)}
+
+
 def test_inputs_of_a_function(tmp_path):
     pytest.importorskip("transformers")
     from simdev.graphs.capture import capture_package

@@ -120,6 +120,8 @@ def _conditions(model, config, takes, latent: tuple[int, ...]) -> dict:
     batch, inputs = latent[0], {}
     if "timestep" in takes:
         inputs["timestep"] = torch.ones(batch, dtype=torch.int64)
+    if "r_timestep" in takes and _frames_first(model):  # flow maps: each frame has a noise level of its own
+        inputs |= {name: torch.ones(latent[:2], dtype=torch.int64) for name in ("timestep", "r_timestep")}
     if "encoder_hidden_states" in takes:
         width = next((config.get(key) for key in TEXT_WIDTHS if config.get(key)), None)
         if width:

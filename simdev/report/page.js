@@ -24,6 +24,7 @@ const rows = data.rows.map((row) => {
   return {
     ...row, workload: of.workload, topology: of.topology, track: of.track, family: data.placers[row.placer].family,
     gap: row.step === null || !of.bound ? null : row.step / of.bound - 1,
+    least: row.best === null || !of.bound ? null : row.best / of.bound - 1, // the gap of the best seed
     ratio: row.step === null ? null : row.step / of.best,
   };
 });
@@ -314,22 +315,22 @@ function freePlace(px, py, length, taken, width, bottom) {
 }
 function drawGap(found) {
   const best = new Map();
-  for (const row of found) if (row.gap !== null && (!best.has(row.case) || row.gap < best.get(row.case).gap)) best.set(row.case, row);
-  const lines = [...best.values()].sort((a, b) => a.gap - b.gap);
+  for (const row of found) if (row.least !== null && (!best.has(row.case) || row.least < best.get(row.case).least)) best.set(row.case, row);
+  const lines = [...best.values()].sort((a, b) => a.least - b.least);
   const figure = $("gap");
   const [svg, width] = canvas(figure, 18 * Math.max(1, lines.length) + 8, "Gap of the best run to the lower bound, by case");
   const names = lines.map((row, number) => make("text", { y: 4 + 18 * number + 11, "text-anchor": "end" }, caseName(data.cases[row.case])));
   svg.append(...names);
   const left = Math.min(width * 0.58, Math.max(0, ...names.map((name) => name.getComputedTextLength())) + 4);
   names.forEach((name) => { name.setAttribute("x", left); shorten(name, left - 2); });
-  const x = scale(0, Math.max(0.01, ...lines.map((row) => row.gap)), left + 8, width - 58, false);
+  const x = scale(0, Math.max(0.01, ...lines.map((row) => row.least)), left + 8, width - 58, false);
   lines.forEach((row, number) => {
     const y = 4 + 18 * number, of = data.cases[row.case];
-    const parts = gapParts(of, row.gap);
-    const label = `${caseName(of)}: ${percent(row.gap)} above the bound (${of.method})` + parts.map(([name, from, to]) => `; ${name} ${percent(to - from)}`).join("");
+    const parts = gapParts(of, row.least);
+    const label = `${caseName(of)}: ${percent(row.least)} above the bound (${of.method})` + parts.map(([name, from, to]) => `; ${name} ${percent(to - from)}`).join("");
     svg.append(press({ "data-case": row.case }, label, () => open("case", row.case), names[number],
       ...parts.map(([name, from, to]) => make("rect", { class: "dot", fill: `var(--${PARTS[name]})`, x: x(from), y, width: Math.max(0.5, x(to) - x(from)), height: 13 })),
-      make("text", { x: x(row.gap) + 6, y: y + 11 }, percent(row.gap))));
+      make("text", { x: x(row.least) + 6, y: y + 11 }, percent(row.least))));
   });
   figure.prepend(make("ul", { class: "legend" }, ...Object.entries(PARTS).map(([name, colour]) =>
     make("li", {}, make("svg", { viewBox: "0 0 12 12", "aria-hidden": true }, make("rect", { width: 12, height: 12, fill: `var(--${colour})` })), name))));

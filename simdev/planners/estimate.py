@@ -22,7 +22,6 @@ from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from simdev.errors import InvalidInput
 from simdev.graphs.parallel_model import Part
@@ -404,11 +403,13 @@ def _step_ns(plan: Plan, times: dict[str, list[float]]) -> float:
 
 
 def _schedule_ns(plan: Plan, microbatches: int, times: dict[str, list[float]]) -> float:
+    from simdev.planners._kernel import end_ns
+
     ranks, first = plan.mesh["pp"], (*plan.first_ranks, 0)
     size = max(_sent_bytes(plan, rank) for rank in {0, ranks - 1})
     sent = max(send_ns(size, first[r], first[r + 1], plan.cluster) for r in range(ranks))
     table = np.array([times[name] for name in PASSES[:4]], float)
-    return float(_end_ns(*_laid_out(plan, microbatches).timed, table, float(sent), ranks))
+    return float(end_ns(*_laid_out(plan, microbatches).timed, table, float(sent), ranks))
 
 
 @dataclass(frozen=True, eq=False)
@@ -454,19 +455,6 @@ def _layout(schedule: str, ranks: int, microbatches: int, stages_per_rank: int, 
     return _LaidOut(*(column.astype(np.int64) for column in numbers), shares.astype(float))
 
 
-@njit(cache=True)
-def _end_ns(rank, stage, before, name, share, table, sent, ranks):
-    """When the last action ends: ``table`` float ``(passes, stages)`` in ns, ``sent`` ns from stage to stage."""
-    free, end = np.zeros(ranks), np.zeros(len(rank))
-    for n in range(len(rank)):
-        start = free[rank[n]]
-        if before[n] >= 0:
-            start = max(start, end[before[n]] + sent)
-        end[n] = start + share[n] * table[name[n], stage[n]]
-        free[rank[n]] = end[n]
-    return free.max()
-
-
 def _sent_bytes(plan: Plan, rank: int) -> int:
     """Bytes that a rank sends for a microbatch: activations in 16 bits, divided as the tokens of a rank are."""
     p: Mapping[str, Any] = plan.parameters_of(rank)
@@ -478,6 +466,8 @@ def _sent_bytes(plan: Plan, rank: int) -> int:
 
 def _peak_bytes(plan: Plan, figures: dict[str, list[np.ndarray]], resident: list[float]) -> float:
     """The most memory of a pipeline rank, its passes in the order of the schedule."""
+    from simdev.planners._kernel import most_bytes
+
     ranks = plan.mesh["pp"]
     few = min(plan.microbatches, (2 * plan.stages if plan.schedule == "looped-bfs" else 2 * ranks) + 2 * ranks)
     few -= (few - plan.microbatches) % round_of(plan.schedule, ranks)
@@ -486,15 +476,4 @@ def _peak_bytes(plan: Plan, figures: dict[str, list[np.ndarray]], resident: list
     for stage, stored in enumerate(resident):
         live[plan.rank_of(stage)] += stored
     left, most = (np.array([[f[row] for f in figures[name]] for name in PASSES[:4]], float) for row in (LIVE, PEAK))
-    return float(_most_bytes(laid.rank, laid.stage, laid.pass_of_memory, left, most, live))
-
-
-@njit(cache=True)
-def _most_bytes(rank, stage, name, left, most, live):
-    """The largest peak of a rank: ``left`` and ``most`` are float ``(passes, stages)``, ``live`` ``(ranks,)``."""
-    peak = 0.0
-    for n in range(len(rank)):
-        if name[n] >= 0:
-            peak = max(peak, live[rank[n]] + most[name[n], stage[n]])
-            live[rank[n]] += left[name[n], stage[n]]
-    return peak
+    return float(most_bytes(laid.rank, laid.stage, laid.pass_of_memory, left, most, live))

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
-import simdev
 from simdev.calibrate.manifest import sha256_of
 from simdev.files import read_json, write_text
 from simdev.placers.registry import graph_path
 
-PACKAGE = Path(simdev.__file__).parent
+PACKAGE = Path(__file__).parents[2]
 PARALLEL = "parallel"  # among the sources: also the shipped models of training runs
 
 

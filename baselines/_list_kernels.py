@@ -412,7 +412,7 @@ def cheapest_runs(ptr, source, cost, held, most, limit):
 
 @njit(cache=True)
 def runs_earliest_start_first(table, state, order, runs):
-    """Celeritas: place each run of ``order`` where it starts earliest among the devices with enough memory.
+    """Place each run of ``order`` where it starts earliest among the devices with enough memory.
 
     Run ``r`` is ``order[runs[r]:runs[r + 1]]``. Ops whose unit has a device already go there. A device runs one op at a
     time, in this order; transfers do not contend. Returns the makespan.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from simdev.analysis.levels import b_level
-from simdev.baselines import _list, celeritas, heft, m_sct, m_topo, peft
+from simdev.baselines import _list, fused_runs, heft, m_sct, m_topo, peft
 from simdev.baselines._units import choices
 from simdev.errors import Unsupported
 from simdev.placers.budget import Budget
@@ -85,19 +85,19 @@ def test_m_etf_keeps_groups_together():
     assert devices[1] == devices[2]
 
 
-def test_celeritas_goes_depth_first_along_the_longer_branch():
+def test_fused_runs_goes_depth_first_along_the_longer_branch():
     problem = problem_of([10, 5, 20, 1, 1], {(0, 1): 1, (0, 2): 1, (1, 3): 1, (2, 4): 1}, 2)
     table = _list.tables(problem, forward_only=False)
     below = b_level(problem.graph, problem.costs.op_ns[0], problem.costs.transfer_ns[0])
-    assert celeritas.depth_first(problem.graph, table, below).tolist() == [0, 2, 4, 1, 3]
+    assert fused_runs.depth_first(problem.graph, table, below).tolist() == [0, 2, 4, 1, 3]
 
 
-def test_celeritas_cuts_where_communication_is_least():
+def test_fused_runs_cuts_where_communication_is_least():
     problem = problem_of([1] * 4, {(0, 1): 9, (1, 2): 1, (2, 3): 9}, 2, persistent={0: 5})
     table, order = _list.tables(problem, forward_only=False), np.arange(4)
 
     def runs(most, limit=1 << 40):
-        return celeritas.cheapest_runs(problem.graph, table, order, problem.costs.transfer_ns[0], most, limit).tolist()
+        return fused_runs.cheapest_runs(problem.graph, table, order, problem.costs.transfer_ns[0], most, limit).tolist()
 
     assert runs(1) == [0, 1, 2, 3, 4]
     assert runs(2) == runs(3) == [0, 2, 4]
@@ -105,13 +105,13 @@ def test_celeritas_cuts_where_communication_is_least():
     assert runs(4, 5) == [0, 1, 4]  # op 0 keeps five bytes and has an output: it stands alone
 
 
-def test_celeritas_cuts_are_the_best_of_all_cuts():
+def test_fused_runs_cuts_are_the_best_of_all_cuts():
     rng = np.random.default_rng(3)
     for _ in range(30):
         edges = {(a, b): int(rng.integers(1, 20)) for a in range(7) for b in range(a + 1, 7) if rng.random() < 0.4}
         problem = problem_of([1] * 7, edges, 2)
         table, most = _list.tables(problem, forward_only=False), int(rng.integers(1, 5))
-        found = celeritas.cheapest_runs(
+        found = fused_runs.cheapest_runs(
             problem.graph, table, np.arange(7), problem.costs.transfer_ns[0], most, 1 << 40
         ).tolist()
 
@@ -124,21 +124,21 @@ def test_celeritas_cuts_are_the_best_of_all_cuts():
         assert cost(found) == min(cost(runs) for runs in cuts if max(np.diff(runs)) <= most)
 
 
-def test_celeritas_fuses_what_an_earliest_start_tears_apart():
+def test_fused_runs_fuses_what_an_earliest_start_tears_apart():
     # Op 1 starts earlier on the idle device, and then op 3 waits for a tensor from one side or the other.
     problem = problem_of([10, 1, 1, 1], {(0, 3): 100, (1, 2): 1, (2, 3): 100}, 2)
-    assert len(set(place("celeritas[most=1]", problem))) == 2
-    assert len(set(place("celeritas", problem))) == 1
+    assert len(set(place("fused-runs[most=1]", problem))) == 2
+    assert len(set(place("fused-runs", problem))) == 1
 
 
-def test_celeritas_respects_memory_and_groups():
+def test_fused_runs_respects_memory_and_groups():
     edges = {(0, 1): 99, (1, 2): 99, (2, 3): 99}
     problem = problem_of([10] * 4, edges, 2, memory_bytes=250, persistent={op: 100 for op in range(4)})
-    devices = place("celeritas", problem)
+    devices = place("fused-runs", problem)
     assert sorted(np.bincount(devices).tolist()) == [2, 2]
     assert simulate_many(problem, devices[None]).overflow_bytes[0] == 0
     problem = problem_of([10] * 4, {(0, 1): 1, (2, 3): 1}, 2, groups={1: "g", 3: "g"})
-    for entry in ("celeritas", "celeritas[most=1]"):
+    for entry in ("fused-runs", "fused-runs[most=1]"):
         devices = place(entry, problem)
         assert devices[1] == devices[3]
 

@@ -451,8 +451,9 @@ def _layout(schedule: str, ranks: int, microbatches: int, stages_per_rank: int, 
         before = done.get((what, stage - 1 if what == "F" else stage + 1, number), -1)
         done[what, stage, number] = len(rows)
         rows.append((rank, stage, before, memory, -1 if kind == "I" else memory, share))
-    *numbers, shares = (np.array(column) for column in zip(*rows, strict=True))
-    return _LaidOut(*(column.astype(np.int64) for column in numbers), shares.astype(float))
+    *numbers, shares = zip(*rows, strict=True)
+    rank_of, stage_of, before_of, timed, counted = np.array(numbers, np.int64)
+    return _LaidOut(rank_of, stage_of, before_of, timed, counted, np.array(shares, float))
 
 
 def _sent_bytes(plan: Plan, rank: int) -> int:

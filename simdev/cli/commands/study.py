@@ -99,7 +99,8 @@ def training_runs(
         if name not in report.SETS:
             raise UnknownName("set", name, report.SETS)
     chosen = [source for source in report.SETS if source in (sets or report.SETS)]
-    found, given, refused, beside = [], [], [], []
+    found, given, refused = [], [], []
+    beside: list = []
     for source in report.SETS:
         if not any(source in report.CONTROL_ROWS[name] for name in chosen):
             continue

@@ -45,8 +45,15 @@ REDUCTION = Genotype(
     source="Real et al. 2019; Huang et al. 2019 (GPipe), table 1: 82 M, 318 M, 542 M parameters for (18, 208), "
     "(18, 416), (18, 544); to a digit more in torchgpipe's memory benchmark; (18, 256) is its speed benchmark",
 )
+@workload(
+    "amoebanet-d-small",
+    family="amoebanet",
+    defaults={"batch": 32, "size": 224, "classes": 1000, "cells": 12, "filters": 48},
+    source="Real et al. 2019: their smallest models for mobile devices have 3 * 4 normal cells and 44 or 50 filters; "
+    "none of them is AmoebaNet-D",
+)
 def amoebanet_d(batch, size, classes, cells, filters):
-    """Cross-entropy and RMSProp (decay 0.9, eps 0.1: Real et al., section 4). The batch of 64 is ours."""
+    """Cross-entropy and RMSProp (decay 0.9, eps 0.1: Real et al., section 4). The batches of 64 and 32 are ours."""
     import torch
     from torch.nn.functional import cross_entropy
 

@@ -30,12 +30,12 @@ class NamedBudget:
     topologies: tuple[str, ...]
 
 
-FOUR = ("inception-v3", "nmt", "transformer-xl-2", "wavenet-2x18")
+SMALL = ("amoebanet-d-small", "inception-v3", "nasnet-a-mobile", "nmt", "transformer-xl-2", "wavenet-2x18")
 SIX = ("amoebanet-d", "inception-v3", "nasnet-a-large", "nmt", "transformer-xl-2", "wavenet-2x18")
 TWELVE = (*SIX, "dlrm", "gnmt-4", "gnmt-8", "gpt2-medium", "rnnlm", "vit-l")
 MACHINES = ("k80x4", "p100x4", "v100x8-dgx1")
 BUDGETS = {
-    "quick": NamedBudget("evaluations=500", 120, 4 << 30, FOUR, ("p100x4",)),
+    "quick": NamedBudget("evaluations=500", 120, 4 << 30, SMALL, ("p100x4",)),
     "standard": NamedBudget("evaluations=2000", 900, 6 << 30, TWELVE, MACHINES),
     "long": NamedBudget("evaluations=100000,seconds=600", 1800, 6 << 30, TWELVE, MACHINES),
     "full": NamedBudget("evaluations=20000", 7200, 12 << 30, ("all",), ("all",)),

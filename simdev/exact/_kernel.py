@@ -25,12 +25,14 @@ def fill(
     table,
     first,
     last,
+    most,
 ):
     """Fill ``table[i]`` for the ideals ``first <= i < last``; return the pairs visited and the last best choice.
 
     ``table`` float ``(ideals, (cores + 1) * (k + 1))``: the least largest load of ideal ``i`` on ``c`` CPU cores and
     ``f`` accelerators, at ``c * (k + 1) + f``; only values up to ``bound`` are kept. ``choice`` holds, for the last
-    ideal, the sub-ideal and the kind (1: accelerator) that gave each entry, or -1.
+    ideal, the sub-ideal and the kind (1: accelerator) that gave each entry, or -1. The table is left incomplete after
+    the ideal at which more than ``most`` pairs have been visited.
 
     The sub-ideals of each ideal are visited depth first, so that a stage grows by one class at a time and a few
     additions update its load. A stage that exceeds ``bound`` on both kinds of processor ends its branch, because all
@@ -45,6 +47,8 @@ def fill(
     choice = np.full((states, 2), -1, np.int64)
     pairs = 0
     for ideal in range(first, last):
+        if pairs > most:
+            break
         row = table[ideal]
         row[:] = np.inf
         choice[:] = -1

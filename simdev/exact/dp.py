@@ -12,6 +12,7 @@ from simdev.exact.ideals import Ideals, all_ideals, prefixes
 from simdev.exact.load import LoadProblem
 
 SLACK = 1 + 1e-9  # sums taken in another order differ in their last digits
+ANY = 1 << 62  # pairs of ideals that no program visits
 
 
 @dataclass(frozen=True)
@@ -45,17 +46,29 @@ def best_linear(problem: LoadProblem, *, merge_trivial: bool = True) -> Split:
     return linear_split(problem, contract(problem, merge_trivial=merge_trivial))
 
 
-def contiguous_split(problem: LoadProblem, classes: Classes, limit: int) -> Split:
+class TooManyPairs(Unsupported):
+    """More ``pairs`` of nested ideals than were allowed had been visited before the optimum was known."""
+
+    def __init__(self, pairs: int, most: int):
+        super().__init__(
+            f"more than {most} pairs of nested ideals: the graph is too wide for the exact dynamic program"
+        )
+        self.pairs = pairs
+
+
+def contiguous_split(problem: LoadProblem, classes: Classes, limit: int, most: int = ANY) -> Split:
     """The contiguous optimum over given classes.
 
-    The optimum of one linear order is an upper bound; stages beyond that bound are not examined.
+    The optimum of one linear order is an upper bound; stages beyond that bound are not examined. Raises
+    :class:`Unsupported` if there are more than ``limit`` ideals, or no split fits; and :class:`TooManyPairs` after more
+    than ``most`` pairs of nested ideals, each of which takes about 0.1 us.
     """
     ideals = all_ideals(classes.predecessors, limit)
     try:
         bound = linear_split(problem, classes).largest
     except Unsupported:
         bound = np.inf
-    found = _solve(classes, ideals, problem, bound)
+    found = _solve(classes, ideals, problem, bound, most)
     if found is None:
         raise Unsupported(why_infeasible(problem, classes))
     return found
@@ -95,7 +108,7 @@ def why_infeasible(problem: LoadProblem, classes: Classes) -> str:
     )
 
 
-def _solve(classes: Classes, ideals: Ideals, problem: LoadProblem, bound: float) -> Split | None:
+def _solve(classes: Classes, ideals: Ideals, problem: LoadProblem, bound: float, most: int = ANY) -> Split | None:
     from simdev.exact._kernel import fill
 
     k, cores = problem.accelerators, problem.cpus
@@ -119,7 +132,9 @@ def _solve(classes: Classes, ideals: Ideals, problem: LoadProblem, bound: float)
     )
     table = np.full((ideals.count, states), np.inf)
     table[0] = 0.0
-    pairs, choice = fill(*arguments, table, 1, ideals.count)
+    pairs, choice = fill(*arguments, table, 1, ideals.count, most)
+    if pairs > most:
+        raise TooManyPairs(int(pairs), most)
     if not np.isfinite(table[-1, -1]):
         return None
     processor = np.zeros(classes.n_classes, np.int64)
@@ -132,7 +147,7 @@ def _solve(classes: Classes, ideals: Ideals, problem: LoadProblem, bound: float)
             free[0 if accelerated else 1] -= 1
         state -= 1 if accelerated else k + 1
         if lower > 0:
-            _, choice = fill(*arguments, table, lower, lower + 1)
+            _, choice = fill(*arguments, table, lower, lower + 1, ANY)
         ideal = lower
     return Split(processor[classes.class_of], largest, ideals.count, int(pairs))
 

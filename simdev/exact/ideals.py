@@ -49,14 +49,16 @@ def all_ideals(predecessors: Sequence[frozenset[int]], limit: int = 200_000) -> 
             for node in addable:
                 bigger = ideal | 1 << node
                 if bigger not in grown:
+                    if total + len(grown) >= limit:  # a level may hold many times more than the one before it
+                        raise Unsupported(
+                            f"more than {limit} ideals: the graph is too wide for the exact dynamic program"
+                        )
                     grown[bigger] = tuple(v for v in addable if v != node) + tuple(
                         v for v in successors[node] if needs[v] & bigger == needs[v]
                     )
                     arcs[bigger] = []
                 arcs[bigger].append((node, number))
         first, total, level = total, total + len(grown), grown
-        if total > limit:
-            raise Unsupported(f"more than {limit} ideals: the graph is too wide for the exact dynamic program")
         for pairs in arcs.values():
             removed.extend(pair[0] for pair in pairs)
             below.extend(pair[1] for pair in pairs)

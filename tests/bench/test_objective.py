@@ -140,11 +140,15 @@ def test_rows_of_an_older_placer_hold_and_are_not_run_again(tmp_path):
 
 def test_rows_say_what_the_placer_proved(small, tmp_path):
     folder, _ = small
-    runs = plan([str(folder / "mine.npz")], [str(folder / "mine.toml")], ["dp", "dp[ideals=2]", "dpl", "single-gpu"])
+    runs = plan(
+        [str(folder / "mine.npz")],
+        [str(folder / "mine.toml")],
+        ["dp", "dp[ideals=2]", "dp[pairs=1]", "dpl", "single-gpu"],
+    )
     runs = [replace(run, budget="evaluations=5") for run in runs]
     found = {row.entry: row.proof for row in bench(runs, tmp_path / "out", jobs=1)}
     assert found["dpl"] == "linear" and found["single-gpu"] == ""
-    assert found["dp"] == "optimal" and found["dp[ideals=2]"] == "linear"
+    assert found["dp"] == "optimal" and found["dp[ideals=2]"] == found["dp[pairs=1]"] == "linear"
     assert verify(tmp_path / "out", jobs=1, rerun=True) == []
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from simdev.errors import Unsupported
 from simdev.exact.contract import contract
-from simdev.exact.dp import best_contiguous, best_linear, contiguous_split
+from simdev.exact.dp import TooManyPairs, best_contiguous, best_linear, contiguous_split
 from simdev.exact.ideals import all_ideals
 from simdev.exact.load import LoadProblem, processor_loads, read_load_problem
 from simdev.exact.merge import merge_cheapest, merge_dominated
@@ -92,6 +92,16 @@ def test_classes_on_a_cycle_are_merged_and_zero_ends_join():
     problem = load_problem([0, 1, 1, 1, 0], [(0, 1), (1, 2), (2, 3), (3, 4)], group=[0, 1, 2, 1, 4])
     assert contract(problem).class_of.tolist() == [0] * 5
     assert contract(problem, merge_trivial=False).class_of.tolist() == [0, 1, 1, 1, 2]
+
+
+def test_a_program_that_visits_too_many_pairs_stops():
+    wide = load_problem([1] * 12, [], k=3)
+    classes = contract(wide, merge_trivial=False)
+    found = contiguous_split(wide, classes, 5000)
+    assert contiguous_split(wide, classes, 5000, found.pairs).largest == found.largest == 4
+    with pytest.raises(TooManyPairs, match=f"more than {found.pairs // 2} pairs") as stopped:
+        contiguous_split(wide, classes, 5000, found.pairs // 2)
+    assert found.pairs // 2 < stopped.value.pairs < found.pairs
 
 
 def random_load_problem(rng):

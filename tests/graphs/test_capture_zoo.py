@@ -97,7 +97,8 @@ def test_a_field_that_the_default_configuration_leaves_open_is_named():
     assert unset_field(model, message.format("final_logit_softcapping")) == "final_logit_softcapping"
     assert unset_field(f"{model}[final_logit_softcapping=30]", message.format("final_logit_softcapping")) == ""
     assert unset_field("timm:resnet50", message.format("sliding_window")) == ""
-    assert with_field(model, "a") == f"{model}[a=...]" and with_field(f"{model}[b=1]", "a") == f"{model}[b=1,a=...]"
+    assert with_field(model, "a") == f"{model}[a=...]"
+    assert with_field(f"{model}[b=1]", "a", "2") == f"{model}[b=1,a=2]"
 
 
 @pytest.mark.parametrize(

@@ -165,8 +165,8 @@ def capture_package(
     try:
         graph = _captured(build, name or own_name, meta, target, None, allow_empty)
     except InvalidInput as error:
-        if "smaller model" in error.message and target.startswith("transformers") and "[" not in target:
-            fewer = f"{error.message}, such as {target}[num_hidden_layers=2]"
+        if "smaller model" in error.message and target.startswith("transformers") and "layers=" not in target:
+            fewer = f"{error.message}, such as {with_field(target, 'num_hidden_layers', '2')}"
             raise InvalidInput(fewer, source=error.source, field=error.field) from error
         if choices.get("inputs") or "--" in error.message or "=..." in error.message:
             raise

@@ -121,9 +121,9 @@ def unset_field(target: str, message: str) -> str:
     return next(iter(unset), "")
 
 
-def with_field(target: str, name: str) -> str:
+def with_field(target: str, name: str, value: str = "...") -> str:
     """The id of a model with one more field of its configuration: ``transformers:Model[name=...]``."""
-    return f"{target[:-1]},{name}=...]" if target.endswith("]") else f"{target}[{name}=...]"
+    return f"{target[:-1]},{name}={value}]" if target.endswith("]") else f"{target}[{name}={value}]"
 
 
 def _training(model, inputs: tuple, loss) -> TrainingStep:

@@ -271,6 +271,8 @@ class TransformersModel:
             with torch.device("meta"), no_init_weights():
                 model = cls._from_config(config, dtype=dtype or torch.float32)
             model.tie_weights()  # which belongs to the initialisation that was left out
+            if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+                model.config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0  # T5's default is None
             return model
         except Exception as error:
             message = f"transformers cannot build {self.name}: {_first(error)}"
@@ -593,8 +595,9 @@ def _own_inputs(module, microbatch: int, length: int | None):
 
     def inputs():
         found = made_up_inputs(module, microbatch, length)
+        dtype = next(module.parameters()).dtype  # of a model that is bfloat16 as a whole, its inputs are, too
         names[:] = list(found)
-        return tuple(found.values())
+        return tuple(value.to(dtype) if value.is_floating_point() else value for value in found.values())
 
     module.forward = run
     return inputs

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 
 import pytest
 
@@ -9,6 +10,8 @@ from simdev.errors import InvalidInput, UnknownName, Unsupported
 from simdev.graphs.parallel_model import Part
 from simdev.parallel import Plan, find_model, load_cluster, parse_mesh, simulate_plan
 from simdev.parallel.capture.stage import capture_stage, few_parts
+from simdev.parallel.hugging_face import hugging_face_model
+from simdev.parallel.mesh import Mesh
 from simdev.parallel.passes import STEP
 
 LLAMA = {
@@ -231,6 +234,37 @@ def test_collectives_of_the_library_are_those_of_the_capture(tmp_path):
     assert any_model.collectives_of_the_library(model, parameters, mesh) == ours
     row = {"stated": 1, "library": 1, "captured": 1, "flops": 100.0, "captured_flops": 102, "collectives": {"": [1, 2]}}
     assert any_model.verdicts(row) == {"parameters": True, "FLOPs": False, "collectives": False}
+
+
+def test_latent_attention_is_the_kernel_that_a_gpu_chooses():
+    """Its values are narrower than its queries, which FlashAttention does not take."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 128, "q_lora_rank": 32}
+    config = {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 2,
+        "first_k_dense_replace": 2, "kv_lora_rank": 32, **sizes}  # fmt: skip
+    model, parameters = hugging_face_model(config, {"length": 32}, "deepseek")
+    program = capture_stage(model, parameters, Mesh({}), model.part(parameters, 2), order="FB")
+    calls = (*program.forward.calls, *program.backward[-1].calls)
+    attention = Counter(call.kind for call in calls if "attention" in call.kind)
+    name = "_scaled_dot_product_efficient_attention"
+    assert attention == {name: 2, f"{name}_backward": 2}
+    counted = sum(call.flops for call in calls if call.kind in ("mm", "bmm") or "attention" in call.kind)
+    assert counted == model.function.whole_flops(parameters)
+
+
+@pytest.mark.parametrize(("kind", "frames"), [("t5", 0), ("whisper", 8)])
+def test_an_encoder_and_a_decoder_get_their_inputs_on_one_rank(kind, frames):
+    sizes = {"d_model": 64, "vocab_size": 512}
+    if kind == "t5":
+        cls, sizes = "T5ForConditionalGeneration", {**sizes, "d_ff": 64, "num_layers": 2, "num_heads": 4, "d_kv": 16}
+    else:
+        heads = {f"{side}_{what}": 4 for side in ("encoder", "decoder") for what in ("attention_heads", "ffn_dim")}
+        cls = "WhisperForConditionalGeneration"
+        sizes |= {**heads, "encoder_layers": 2, "decoder_layers": 2, "max_source_positions": frames, "pad_token_id": 0}
+    config = {"model_type": kind, "architectures": [cls], **sizes}
+    model, parameters = hugging_face_model(config, {"length": 16}, kind)
+    whole = model.part(parameters, parameters["layers"])
+    program = capture_stage(model, parameters, Mesh({}), whole, order="FB")
+    assert program.parameters == model.function.parameters
 
 
 @pytest.mark.slow

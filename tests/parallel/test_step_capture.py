@@ -222,6 +222,17 @@ def fails(mesh):
     return lambda: torch.ones(2) @ torch.ones(3)
 
 
+def first_fsdp(mesh):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    group = mesh["dp_shard"].get_group()
+    model = blocks()
+    for name, block in list(model.named_children()):
+        setattr(model, name, FullyShardedDataParallel(block, process_group=group, device_id=torch.device("cpu")))
+    x = torch.randn(2, 8, WIDTH)
+    return trained(model, adam(model), lambda: model(x))
+
+
 def fails_to_build(mesh):
     return mesh["tp"]
 
@@ -292,6 +303,11 @@ def test_a_step_may_make_its_own_process_group(captured):
         captured("launched", "dp_replicate=4").segments[0].calls == captured("ddp", "dp_replicate=4").segments[0].calls
     )
     assert "RANK" not in os.environ
+
+
+def test_the_first_fsdp_gathers_and_scatters(captured):
+    found = collectives(captured("first_fsdp", "dp_shard=4"))
+    assert found == {("all_gather", ("dp_shard",)): 2, ("reduce_scatter", ("dp_shard",)): 2}
 
 
 def test_context_parallelism_exchanges_keys_and_values(captured):

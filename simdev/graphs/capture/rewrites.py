@@ -75,7 +75,7 @@ class Rewrites(TorchFunctionMode):
                 return func(*args, **kwargs)
         if func is functional.dropout:
             return self._dropout(*args, **kwargs)
-        if func is functional.scaled_dot_product_attention:
+        if func is torch._C._nn.scaled_dot_product_attention:  # a capture may put another function under its usual name
             return attend(func, *args, **kwargs)
         if func is functional.multi_head_attention_forward:
             with _attention_inside(func):
@@ -361,7 +361,8 @@ def fake_construction():
             return replaced[id(parameter)][1]
 
         def truncated(tensor, *args, **kwargs):
-            return tensor if isinstance(tensor, FakeTensor) else normal(tensor, *args, **kwargs)
+            local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
+            return tensor if isinstance(local, FakeTensor) else normal(tensor, *args, **kwargs)
 
         normal = torch.nn.init._no_grad_trunc_normal_
         for owner, name, value in (

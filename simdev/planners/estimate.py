@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, product
 from typing import Any
 
 import numpy as np
@@ -254,8 +254,9 @@ def least_bytes(shared: SharedByPlans) -> float:
     which estimates also need.
     """
     job = shared.job
-    size, recompute = min(job.microbatches), job.known_recomputes[-1]
-    for mesh in (mesh for mesh in job.meshes() if mesh["tp"] == mesh["cp"] == mesh["ep"] == 1):
+    size = min(job.microbatches)
+    whole = [mesh for mesh in job.meshes() if mesh["tp"] == mesh["cp"] == mesh["ep"] == 1]
+    for recompute, mesh in product(job.known_recomputes, whole):  # the first kind is what planners try first, too
         with suppress(InvalidInput):
             plan = job.plan(Choice(mesh, size, recompute))
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import replace
 
@@ -111,10 +112,13 @@ def why_slower(best: Outcome, other: Outcome) -> str:
     return f"{what} {more[what] / 1e6:,.0f} ms more" if more[what] > 0 else "is as quick"
 
 
+LEAST = 0.0005  # a change of the tokens per second, below which it is not advised
+
+
 def what_helps(job: Job, budget: PlanBudget, best: Outcome) -> list[str]:
-    """Sentences that say what more memory, faster links and a larger batch would change; each is simulated. Of the
-    plans that do not fit, those are simulated that a shipped GPU would hold and that seem the quickest: one by its
-    estimate, and two by the bounds of plans that were captured."""
+    """Sentences that say what more memory, faster links and a larger batch would change, if they would; each is
+    simulated. Of the plans that do not fit, those are simulated that a shipped GPU would hold and that seem the
+    quickest: one by its estimate, and two by the bounds of plans that were captured."""
     found, evaluator = [], budget.evaluator
     lacking = [(o.bound_ns, o.choice.order, o.choice, o) for o in budget.tried.values() if o.overflow_bytes]
     lacking = [row for row in lacking if 0 < row[0] < best.time_ns and _held(row[3], job)]
@@ -138,6 +142,8 @@ def what_helps(job: Job, budget: PlanBudget, best: Outcome) -> list[str]:
     for name, other in changes:
         there = evaluator.sibling(other).outcome(best.choice, always=True)
         rate = (other.batch / there.time_ns) / (job.batch / best.time_ns)
+        if abs(rate - 1) < LEAST:
+            continue
         word = "more" if rate >= 1 else "fewer"
         found.append(f"{name}: this plan would process {abs(rate - 1):.1%} {word} tokens per second")
     return found
@@ -175,7 +181,7 @@ def why_none_fits(job: Job, budget: PlanBudget) -> str:
     peak, choice = min(peaks, key=lambda pair: pair[0])
     capacity = job.cluster.kind.memory_bytes
     text = f"; {choice} needs least memory: {peak / 2**30:.0f} GiB on a GPU of {capacity / 2**30:.0f} GiB"
-    return text + _nodes_that_hold(job, budget.evaluator)
+    return text + _nodes_that_hold(job, budget.evaluator, budget.tried)
 
 
 def why_nothing_can_fit(job: Job, evaluator: Evaluator) -> str:
@@ -192,8 +198,8 @@ def why_nothing_can_fit(job: Job, evaluator: Evaluator) -> str:
 MOST_TIMES = 64  # as many nodes as a cluster has, at most, when more are tried
 
 
-def _nodes_that_hold(job: Job, evaluator: Evaluator) -> str:
-    """A plan that is estimated to fit but was not simulated, or the fewest nodes, doubled step by step, on which a plan
+def _nodes_that_hold(job: Job, evaluator: Evaluator, tried: Container[Choice] = ()) -> str:
+    """A plan that is estimated to fit but was not ``tried``, or the fewest nodes, doubled step by step, on which a plan
     with parameters sharded over all ranks, or over nodes with tensor parallelism inside, is estimated to fit: nodes of
     the job's cluster, or of a shipped machine with as much memory and speed if that has no network."""
     if "dp_shard" not in job.model.axes:
@@ -213,6 +219,8 @@ def _nodes_that_hold(job: Job, evaluator: Evaluator) -> str:
                 continue
             other, choice = found
             if own and times == 1 and other.batch == job.batch:
+                if choice in tried:  # it does not fit: its memory was estimated too low
+                    continue
                 return f"; {choice} is estimated to fit: raise --evaluations or --seconds"
             batch = f" --batch {other.batch}" if other.batch != job.batch else ""
             return f"; {cluster.name}[nodes={count}]{batch} is estimated to hold the model ({choice})"

@@ -22,7 +22,8 @@ from simdev.planners import Choice, Evaluator, Job, PlanBudget, planners
 from simdev.planners import estimate as module
 from simdev.planners.bounds import job_bound_ns
 from simdev.planners.estimate import estimate, estimates, least_bytes, stage_costs
-from simdev.planners.figures import why_nothing_can_fit
+from simdev.planners.figures import why_none_fits, why_nothing_can_fit
+from simdev.planners.outcome import Outcome
 
 # the cost model: close to the simulation, and the same whatever the number of workers
 
@@ -72,6 +73,15 @@ CHOICES = [
     Choice(Mesh({"dp_shard": 8}), 2, "full", reshard="never"),
     Choice(Mesh({"pp": 2, "dp_shard": 4}), 2, "full", "interleaved", 4, reshard="never"),
 ]
+
+
+def test_a_plan_that_was_tried_is_not_advised(job, evaluator):
+    """Its memory was estimated too low: more nodes are, not more evaluations."""
+    one, other = (Choice(Mesh({"dp_shard": 8}), size, "full", reduce_each=True) for size in (1, 2))
+    for tried, advice in ((other, f"; {one} is estimated to fit: raise"), (one, "; dgx-h100[nodes=2] is estimated")):
+        outcomes = {tried: Outcome(tried, None, 1, (2**37,))}
+        budget = SimpleNamespace(tried=outcomes, estimated={}, evaluator=evaluator)
+        assert advice in why_none_fits(job, budget)
 
 
 def test_what_no_plan_can_hold_is_known_before_any_simulation(job, evaluator):

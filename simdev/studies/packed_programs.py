@@ -52,15 +52,13 @@ class Packing:
 MODELS = {
     "llama3-8b": Packing(tensor=(1,)),
     "llama3-70b": Packing(tensor=(1,), recompute=("selective", "full")),
-    "llama3-405b": Packing(tensor=(1,), recompute=("selective", "full"), microbatch=(1,)),
-    "qwen3-8b": Packing("Qwen3 8B", tensor=(1,)),
+    "llama3-405b": Packing(tensor=(1,), recompute=("full",), microbatch=(1,)),
+    "qwen3-8b": Packing("Qwen3 8B", tensor=(1,), recompute=("selective", "full"), microbatch=(1,)),
     "qwen3-32b": Packing("Qwen3 32B", tensor=(1,), recompute=("selective", "full")),
-    "qwen3-235b-a22b": Packing("Qwen3 235B-A22B", tensor=(1,), recompute=("selective", "full"), microbatch=(1,)),
-    "gemma3-27b": Packing("Gemma 3 27B", tensor=(1,), recompute=("selective", "full"), microbatch=(1,)),
-    "mixtral-8x7b": Packing(tensor=(1,)),
-    "gpt-oss-120b": Packing("GPT-OSS 120B", tensor=(1,), recompute=("selective", "full"), microbatch=(1,)),
-    "deepseek-v3": Packing(tensor=(1,), microbatch=(1,)),
-    "vit-l": Packing(tensor=(1,)),
+    "qwen3-235b-a22b": Packing("Qwen3 235B-A22B", tensor=(1,), recompute=("full",), microbatch=(1,)),
+    "gemma3-27b": Packing("Gemma 3 27B", tensor=(1,), recompute=("full",), microbatch=(1,)),
+    "mixtral-8x7b": Packing(tensor=(1,), recompute=("selective", "full"), microbatch=(1,)),
+    "gpt-oss-120b": Packing("GPT-OSS 120B", tensor=(1,), recompute=("full",), microbatch=(1,)),
 }
 
 
@@ -186,14 +184,17 @@ def _possible(model: ParallelModel, parameters: dict, mesh: dict[str, int]) -> b
 def _programs(model, given: dict, inner: dict, part: Part, shards: Sequence[int], each: bool, memory: bool) -> Found:
     several = (STEP, False, each, False)
     key = tuple(sorted((name, value) for name, value in given.items() if name != "layers"))
+    if memory:  # first: a recording keeps the program that it runs, which is then not captured again
+        yield from _allocations(model, given, inner, part, shards, each)
     for size in shards:
         mesh = Mesh({"dp_shard": size, **inner})
         for few in few_parts(part)[0]:
             program = captured.__wrapped__(model, key, mesh, few, *several)
             place = kept.place(known_by(key, several), mesh, few)
             yield place, kept.stage_text(list(segments_of(program)), figures_of(program)), program.shard_unit
-    if not memory:
-        return
+
+
+def _allocations(model, given: dict, inner: dict, part: Part, shards: Sequence[int], each: bool) -> Found:
     options = (True, each, False)
     recorded: dict[int, list[reserved.Allocations]] = {size: [] for size in shards}
     try:

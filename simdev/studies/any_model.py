@@ -10,7 +10,8 @@ The configurations are in ``published_models.json``; its parameters are those th
 hub state (the papers' or the checkpoints' counts), and None where we know no exact figure.
 
 Rows are appended to ``rows.jsonl`` when they are computed. A row of the same code and the same libraries is not
-computed again, so that an interrupted study resumes (:func:`study`). ``README.md`` has both tables.
+computed again, so that an interrupted study resumes (:func:`study`). What no code has computed comes first; a row of
+other code stays, marked, until it is computed again. ``README.md`` has both tables.
 """
 
 from __future__ import annotations
@@ -342,9 +343,9 @@ def study(
     workers: int = 1,
     seconds: float = inf,
 ) -> tuple[list[dict[str, Any]], int]:
-    """Compute the rows that ``out/rows.jsonl`` lacks and write ``out/README.md``; returns all rows and the number of
-    rows that are left. ``names`` chooses rows (all if empty); no row is begun after ``seconds``. Raises
-    :class:`UnknownName`."""
+    """Compute the rows that ``out/rows.jsonl`` lacks and write ``out/README.md``; returns the rows that were asked for
+    and the number of those that are left. ``names`` chooses rows (all if empty); no row is begun after ``seconds``.
+    Raises :class:`UnknownName`."""
     out.mkdir(parents=True, exist_ok=True)
     wanted = [(table, name) for table in tables for name in (kinds_with_plans() if table == "kinds" else published())]
     for name in names:
@@ -352,8 +353,9 @@ def study(
             raise UnknownName("model or kind", name, [known for _, known in wanted])
     wanted = [one for one in wanted if not names or one[1] in names]
     path, now = out / "rows.jsonl", code()
-    rows = _read(path, now)
+    rows = _read(path)
     left = [one for one in wanted if one not in rows]
+    left += [one for one in wanted if one in rows and rows[one]["code"] != now]
     begin, done = time.monotonic(), 0
     # Files are written in between; a process that computed many models holds much memory.
     with ProcessPoolExecutor(workers, get_context("spawn"), max_tasks_per_child=8) as pool:
@@ -370,19 +372,16 @@ def study(
                     file.write(json.dumps(row) + "\n")
                 done += 1
                 tell(done, len(left), f"{row['name']}: {row.get('refused') or row.get('found') or 'compared'}")
-    chosen_rows = [rows[one] for one in wanted if one in rows]
-    write_text(out / "README.md", page(chosen_rows, now))
-    return chosen_rows, len(left) - done
+    every = [rows[one] for name in published() if (one := ("published", name)) in rows]
+    every += [rows[one] for one in sorted(rows) if one[0] == "kinds"]
+    write_text(out / "README.md", page(every, now))
+    return [rows[one] for one in wanted if one in rows], len(left) - done
 
 
-def _read(path: Path, now: str) -> dict[tuple[str, str], dict[str, Any]]:
-    """The rows of the same code, by table and name."""
-    rows = {}
-    for line in read_lines(path) if path.exists() else ():
-        row = parse_json(line, path)
-        if row.get("code") == now:
-            rows[row["table"], row["name"]] = row
-    return rows
+def _read(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """The last row of each model and kind, by table and name."""
+    lines = read_lines(path) if path.exists() else ()
+    return {(row["table"], row["name"]): row for row in (parse_json(line, path) for line in lines)}
 
 
 def verdicts(row: dict[str, Any]) -> dict[str, bool]:
@@ -397,8 +396,14 @@ def verdicts(row: dict[str, Any]) -> dict[str, bool]:
 
 
 def page(rows: Sequence[dict[str, Any]], now: str) -> str:
-    """Both tables, in Markdown."""
-    lines = ["# Any model: what was compared", "", PAGE, f"Libraries and digest of the code: {now}.", ""]
+    """Both tables, in Markdown. The names of rows that other code computed end with a number, which is explained."""
+    earlier = sorted({row["code"] for row in rows} - {now})
+    marks = {one: f"<sup>{number}</sup>" for number, one in enumerate(earlier, 1)}
+    rows = [{**row, "name": row["name"] + marks.get(row["code"], "")} for row in rows]
+    lines = ["# Any model: what was compared", "", PAGE]
+    if any(row["code"] == now for row in rows):
+        lines += [f"Libraries and digest of the code: {now}.", ""]
+    lines += [f"{mark} computed with {one}.\n" for one, mark in marks.items()]
     sizes = [row for row in rows if row["table"] == "published"]
     kinds = [row for row in rows if row["table"] == "kinds"]
     if sizes:

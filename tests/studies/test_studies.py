@@ -1,6 +1,7 @@
 """Reports about simdev itself, on small inputs."""
 
 import csv
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -244,3 +245,21 @@ def test_writes_three_files(tmp_path):
     physics_report.write([CASE], [], tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"README.md", "physics.csv", "times.csv"}
     assert len((tmp_path / "times.csv").read_text().splitlines()) == 6
+
+
+def test_rows_of_earlier_code_stay_in_the_table_and_say_so(tmp_path, monkeypatch):
+    from simdev.studies import any_model
+
+    monkeypatch.setattr(any_model, "code", lambda: "these libraries")
+    same = {"table": "published", "seconds": 1.0, "refused": "no memory"}
+    rows = [{**same, "name": name, "code": code} for name, code in (
+        ("Phi-4", "older libraries"), ("Qwen3 8B", "older libraries"), ("Qwen3 8B", "these libraries"))]  # fmt: skip
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    names = ["Phi-4", "Qwen3 8B", "MPT 7B"]
+    found, left = any_model.study(tmp_path, ["published"], names, lambda *_: None, seconds=0)
+    assert {row["name"]: row["code"] for row in found} == {
+        "Qwen3 8B": "these libraries", "Phi-4": "older libraries"}  # fmt: skip
+    assert left == 2, "one was never computed, and one by other code"
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "| Phi-4<sup>1</sup> |" in page and "| Qwen3 8B |" in page
+    assert "<sup>1</sup> computed with older libraries." in page

@@ -142,10 +142,8 @@ def what_helps(job: Job, budget: PlanBudget, best: Outcome) -> list[str]:
     for name, other in changes:
         there = evaluator.sibling(other).outcome(best.choice, always=True)
         rate = (other.batch / there.time_ns) / (job.batch / best.time_ns)
-        if abs(rate - 1) < LEAST:
-            continue
-        word = "more" if rate >= 1 else "fewer"
-        found.append(f"{name}: this plan would process {abs(rate - 1):.1%} {word} tokens per second")
+        if rate - 1 >= LEAST:
+            found.append(f"{name}: this plan would process {rate - 1:.1%} more sequences per second")
     return found
 
 

@@ -222,9 +222,33 @@ def test_sizes_that_contradict_each_other_are_named():
     assert "nodes: expected a whole number from 1 to 1048576" in str(done.exception)
 
 
+TINY = """
+import torch
+from simdev import TrainingStep
+
+
+def make_step():
+    blocks = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()) for _ in range(2)]
+    model = torch.nn.Sequential(*blocks, torch.nn.Linear(64, 8))
+    return TrainingStep(model, (torch.zeros(4, 64),), lambda model, x: model(x).square().mean(), torch.optim.SGD(
+        model.parameters(), lr=0.1))
+"""
+
+
+def test_a_plain_module_is_planned_in_samples_and_gets_no_bad_advice(tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "tiny.py").write_text(TINY)
+    done = run("plan", f"{tmp_path}/tiny.py:make_step", "h200x4", "--batch", "32", "--planner", "ddp", "-j", "1")
+    assert "samples/s/GPU" in done.output and "samples a day" in done.output and "tokens" not in done.output
+    assert "fewer" not in done.output
+    (seconds,) = re.findall(r"^dp_replicate=4\S*(?: \S+=\S+)* +(\d\.\d+) ", done.output, re.M)[:1]
+    assert float(seconds) > 0 and len(seconds.lstrip("0.")) == 3  # a step of microseconds has three digits, too
+
+
 def test_times_have_the_digits_that_tell_them_apart():
     from simdev.cli.commands.plan import told_apart
 
     assert told_apart([58.061, 62.74]) == ["58.06", "62.74"]
     assert told_apart([0.2212, 0.2214, 0.2701]) == ["0.2212", "0.2214", "0.2701"]
     assert told_apart([0.22, 0.22]) == ["0.22", "0.22"]
+    assert told_apart([0.001638]) == ["0.00164"]

@@ -199,7 +199,7 @@ def plan(
         print_json(document)
         return
     _print(job, rows, budget, helps, price)
-    _print_sizes(sizes)
+    _print_sizes(job, sizes)
     if text is not None and out is None:
         print(f"\n{text}", end="")
 
@@ -242,8 +242,8 @@ def _writer(write: str | None):
 def _print(job, rows: list[dict], budget, helps: list[str], price: float | None) -> None:
     estimated = f"{len(budget.estimated):,} plans estimated, " if budget.estimated else ""
     print(f"{job.name}: {job.ranks} GPUs, {job.batch:,} sequences in a step; {estimated}{budget.used} simulated")
-    header = ["plan", "step s", "tokens/s/GPU", "MFU", "allocated GiB", "reserved GiB", "idle", "exposed"]
-    header += ["$/M tokens"] if price is not None else []
+    header = ["plan", "step s", f"{_unit(job)}/s/GPU", "MFU", "allocated GiB", "reserved GiB", "idle", "exposed"]
+    header += [f"$/M {_unit(job)}"] if price is not None else []
     lines, times = [], told_apart([row["step_time_s"] for row in rows])
     for row, seconds in zip(rows, times, strict=True):
         peak, reserved = (
@@ -275,24 +275,31 @@ def _print(job, rows: list[dict], budget, helps: list[str], price: float | None)
         print(f"  {sentence}")
 
 
-def _print_sizes(sizes: list[dict]) -> None:
+def _unit(job) -> str:
+    """What throughput counts: a model that does not say how many tokens a sample has counts samples."""
+    return "tokens" if int(job.parameters["length"]) > 1 else "samples"
+
+
+def _print_sizes(job, sizes: list[dict]) -> None:
     """What the best plan trains in a day, on this cluster and on half and twice as many GPUs."""
     print("With the same sequences in a step:")
     for row in sizes:
-        text = f"  {row['ranks']:,} GPUs: {row['tokens_per_day'] / 1e9:,.1f} billion tokens a day"
+        text = f"  {row['ranks']:,} GPUs: {row['tokens_per_day'] / 1e9:,.1f} billion {_unit(job)} a day"
         text += f", {row['days']:,.1f} days" if "days" in row else ""
         text += f", {row['dollars']:,.0f} dollars" if "dollars" in row else ""
         print(text + ("" if row["fits"] else " (does not fit)") + f" ({row['name']})")
 
 
 def told_apart(seconds: list[float]) -> list[str]:
-    """Times with at least two decimals, and as many as it takes to tell apart those that differ by a thousandth."""
+    """Times with at least two decimals, and as many as it takes for three digits of each and to tell apart those that
+    differ by a thousandth."""
     different = len({f"{value:.3e}" for value in seconds})
-    return next(
-        texts
-        for digits in range(2, 10)
-        if len(set(texts := [f"{value:.{digits}f}" for value in seconds])) >= different or digits == 9
-    )
+    for digits in range(2, 9):
+        texts = [f"{value:.{digits}f}" for value in seconds]
+        exact = all(abs(float(text) / value - 1) <= 0.005 for text, value in zip(texts, seconds, strict=True))
+        if exact and len(set(texts)) >= different:
+            return texts
+    return [f"{value:.9f}" for value in seconds]
 
 
 def _shortened(peaks: list[str]) -> list[str]:

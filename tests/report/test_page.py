@@ -359,7 +359,7 @@ def test_an_objective_that_simdev_does_not_know_is_a_track_of_its_own(tmp_path):
 def test_processor_seconds_are_a_choice_of_boards_that_have_them(browser, tmp_path):
     context = new_context(browser)
     tab = context.new_page()
-    for seconds, costs in ((None, ["simulations"]), (1.5, ["simulations", "processor seconds"])):
+    for seconds, costs in ((None, ["simulations", "seconds"]), (1.5, ["simulations", "processor seconds", "seconds"])):
         small_board(tmp_path / str(seconds), cpu_seconds=seconds)
         page.write_page([tmp_path / str(seconds)], tmp_path / f"{seconds}.html")
         tab.goto((tmp_path / f"{seconds}.html").as_uri())

@@ -440,12 +440,12 @@ def runs_earliest_start_first(table, state, order, runs):
         for at in range(runs[run], runs[run + 1]):
             op = order[at]
             unit = table.unit[op]
-            device = best if state.unit_device[unit] < 0 else np.int64(state.unit_device[unit])
-            if device < 0:
-                device = most_headroom(table, state, op)
-            start = max(free[device], _or_zero(arrival(table, state, no_channel, op, device)))
-            commit(table, state, no_channel, op, device, start)
-            free[device] = state.finish[op]
+            chosen = best if state.unit_device[unit] < 0 else np.int64(state.unit_device[unit])
+            if chosen < 0:
+                chosen = most_headroom(table, state, op)
+            start = max(free[chosen], _or_zero(arrival(table, state, no_channel, op, chosen)))
+            commit(table, state, no_channel, op, chosen, start)
+            free[chosen] = state.finish[op]
     return free.max()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -168,7 +168,7 @@ def profile_costs(program: Program, topology: Topology, repeats: int) -> Costs:
 
 def save_costs(costs: Costs, graph: ComputationGraph, path: Path) -> None:
     """Add costs to an npz file, under the fingerprint of their graph: ``FINGERPRINT.alone`` and ``.loaded``."""
-    kept = read_npz(path, "iuf", 2) if path.exists() else {}
+    kept: dict[str, Any] = read_npz(path, "iuf", 2) if path.exists() else {}
     kept |= {f"{graph.fingerprint}.alone": costs.alone, f"{graph.fingerprint}.loaded": costs.loaded}
     with replacing(path) as file:
         np.savez_compressed(file, **kept)

@@ -222,8 +222,9 @@ def _capture_ranks(
         from simdev.parallel.capture.script import capture_script_ranks
 
         arguments, at_step, scaled, fake = script
-        how = {"step": at_step, "scale": scaled, "fake": fake}
-        program = capture_script_ranks(step, parse_mesh(mesh), arguments, **how, **sizes)
+        program = capture_script_ranks(
+            step, parse_mesh(mesh), arguments, step=at_step, scale=scaled, fake=fake, **sizes
+        )
     else:
         capture = capture_package_step if is_package_model(step) else capture_step_file
         program = capture(step, parse_mesh(mesh), **sizes)

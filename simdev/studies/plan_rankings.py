@@ -189,7 +189,7 @@ def job_of(run: TrainingRun) -> tuple[Job, Choice]:
 
 
 def chosen_beside(run: TrainingRun, evaluations: int = 12, workers: int = 1) -> Chosen:
-    """Let ``search`` choose for the job of a run. It is not told which plan ran. Raises :class:`SimdevError` if there
+    """Let ``search`` choose for the job of a run. It does not see which plan ran. Raises :class:`SimdevError` if there
     is no such job or nothing fits."""
     job, choice = job_of(run)
     spec, params = find_planner("search")

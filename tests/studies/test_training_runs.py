@@ -221,7 +221,7 @@ SMALL = HEADER + "2,1,1,2,256,2,4,256,1,4,30.0\n4,1,1,4,256,2,4,256,1,4,20.0\n" 
 
 @pytest.mark.slow
 def test_search_beside_a_plan_that_ran(tmp_path, monkeypatch, capsys):
-    """It is told the job and not the plan; rows in the table are kept, and a row that it chose is simulated."""
+    """It sees the job and not the plan; rows in the table are kept, and a row that it chose is simulated."""
     pytest.importorskip("torch")
     (tmp_path / "training-runs").mkdir()
     (tmp_path / "training-runs" / "vtrain_single.csv").write_text(SMALL)

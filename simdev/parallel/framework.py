@@ -38,7 +38,8 @@ class Framework:
     than the cost model says, by class of op; ``rest`` stands for all other classes. ``distributed_optimizer``:
     data-parallel replicas hold whole parameters and gradients and divide the optimizer's state and its update, and
     their traffic overlaps. ``send_bytes_per_s``: the most that a send between two ranks reaches (0: what the link
-    allows). ``parameters``: what the framework changes in the defaults of models, by model.
+    allows). ``slowdown``: how many times longer kernels take beside a collective of their rank. ``parameters``: what
+    the framework changes in the defaults of models, by model.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Framework:
     factors: Mapping[str, float] = field(default_factory=dict)
     distributed_optimizer: bool = False
     send_bytes_per_s: int = 0
+    slowdown: float = 1.0
     parameters: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     @property
@@ -146,6 +148,7 @@ def _read(data: dict, name: str, source: str) -> Framework:
         factors,
         read("distributed_optimizer", bool, default=False),
         round(1e9 * read.number("send_gb_per_s", 0)),
+        read.number("slowdown", 1, least=1),
         parameters,
     )
     read.finish()

@@ -23,7 +23,7 @@ from simdev.parallel.capture.resize import AXIS, LARGE, capture_resized, few_sha
 from simdev.parallel.capture.stage import FIRST_FORWARD, StageProgram, capture_stage, few_parts, known_by
 from simdev.parallel.cluster import Cluster
 from simdev.parallel.costs.collectives import send_ns
-from simdev.parallel.costs.overlap import check_slowdown, simulate_unrolled
+from simdev.parallel.costs.overlap import beside_collectives, simulate_unrolled
 from simdev.parallel.costs.timing import Host, Prices, Template, make_template
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import SPLIT, Action, pipeline_order, stage_rank
@@ -81,6 +81,7 @@ class Plan:
     stage_recompute: tuple[str, ...] = ()
     distributed_optimizer: bool = False
     reshard: str = "always"
+    slowdown: float = 1.0
 
     def __post_init__(self):
         if self.stage_meshes or self.stage_recompute:
@@ -466,17 +467,17 @@ def simulate_plan(
     *,
     unfolded: bool = False,
     engine: str = "fast",
-    slowdown: float = 1.0,
+    slowdown: float | None = None,
     slow: Slow = MappingProxyType({}),
 ) -> PlanReport[Plan]:
     """Capture, time and simulate one step of ``plan``. ``unfolded`` simulates every rank, not one for each stage;
-    ``slowdown`` is the factor by which kernels beside a collective take longer (:mod:`simdev.parallel.costs.overlap`);
+    ``slowdown`` is the factor by which kernels beside a collective take longer
+    (:func:`~simdev.parallel.costs.overlap.beside_collectives`);
     ``slow`` maps ranks to the factor by which all their kernels do (:mod:`simdev.parallel.stragglers`).
 
     Raises :class:`InvalidInput` where the mesh does not fit model or cluster, or ranks would wait for each other for
     ever.
     """
-    check_slowdown(slowdown, slow)
     check_slow(plan.ranks, slow)
     return simulate_program(prepare(plan, prices), unfolded=unfolded, engine=engine, slowdown=slowdown, slow=slow)
 
@@ -486,12 +487,12 @@ def simulate_program(
     *,
     unfolded: bool = False,
     engine: str = "fast",
-    slowdown: float = 1.0,
+    slowdown: float | None = None,
     slow: Slow = MappingProxyType({}),
 ) -> PlanReport[Plan]:
     """:func:`simulate_plan` of stages that are captured already."""
     plan = program.plan
-    check_slowdown(slowdown, slow)
+    slowdown = beside_collectives(plan.slowdown, slowdown, slow)
     ranks = plan.mesh["pp"]
     orders = pipeline_order(plan.schedule, ranks, plan.microbatches, plan.stages_per_rank)
     unroller = make_unroller(plan.meshes, unfolded, slow)

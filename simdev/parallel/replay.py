@@ -11,7 +11,7 @@ import numpy as np
 from simdev.errors import InvalidInput
 from simdev.parallel.cluster import Cluster
 from simdev.parallel.costs.collectives import send_ns
-from simdev.parallel.costs.overlap import check_slowdown, simulate_unrolled
+from simdev.parallel.costs.overlap import beside_collectives, simulate_unrolled
 from simdev.parallel.costs.timing import Host, Prices, Template, make_template
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import Action
@@ -28,6 +28,7 @@ class ProgramPlan:
     program: RankProgram
     cluster: Cluster
     host: Host = field(default_factory=Host)
+    slowdown: float = 1.0
     schedule: str = "as captured"
 
     def __post_init__(self):
@@ -72,7 +73,7 @@ def simulate_rank_program(
     *,
     unfolded: bool = False,
     engine: str = "fast",
-    slowdown: float = 1.0,
+    slowdown: float | None = None,
     slow: Slow = MappingProxyType({}),
 ) -> PlanReport[ProgramPlan]:
     """Time and simulate the program of ``plan``; the options are those of
@@ -81,7 +82,7 @@ def simulate_rank_program(
     Raises :class:`InvalidInput` where it does not fit the cluster, or its pipeline ranks would wait for each other for
     ever.
     """
-    check_slowdown(slowdown, slow)
+    slowdown = beside_collectives(plan.slowdown, slowdown, slow)
     program, mesh = plan.program, plan.mesh
     prices = prices or Prices(plan.cluster)
     ranks, width = mesh["pp"], mesh.stage_ranks

@@ -71,6 +71,7 @@ class TypedPlan:
             stage_meshes=stages,
             stage_recompute=tuple(self.recompute.split("/")) if model == self.model and self.recompute else (),
             distributed_optimizer=software.distributed_optimizer,
+            slowdown=software.slowdown,
             reduce_each=self._reduces_each,
             reshard=self.reshard,
         )

@@ -325,9 +325,8 @@ def _figures(shared: SharedByPlans, plan: Plan, captures: list[StageProgram]) ->
         saved = GRADIENT_BYTES * parameters * (1 - left) if leaves and shards > 1 else 0.0
         exchange = _exchange_ns(plan, parameters * left) if reduces and shards > 1 else 0.0
         host = float((template.issue_ns + template.rest_ns).sum())
-        busy = np.bincount(template.stream, template.ns, minlength=len(template.streams))
-        most = float(busy.max()) if len(busy) else 0.0
-        times = np.array([factor * span_ns(template), host, factor * most, exchange])
+        span, busy = slowed(span_ns(template), np.bincount(template.stream, template.ns, 1), plan.slowdown)
+        times = np.array([factor * span, host, factor * float(busy.max()), exchange])
         return np.concatenate([times, [segment.live_bytes - saved, segment.peak_bytes - saved]])
 
     counts = [part.layers for part in _few(shared.job, plan.parameters)]
@@ -357,6 +356,16 @@ def _figures(shared: SharedByPlans, plan: Plan, captures: list[StageProgram]) ->
         "resident": _Passes(stored[0], layer(*stored)),
         "gradients": _Passes(shard[0], layer(*shard)),
     }
+
+
+def slowed(span: float, busy: np.ndarray, factor: float) -> tuple[float, np.ndarray]:
+    """The longest path of a pass, and the time of its streams (the first one runs its kernels), where kernels are
+    slowed down beside collectives (:mod:`simdev.parallel.costs.overlap`): these run beside kernels as far as the path
+    is shorter than both together. What kernels lose makes a path longer that consists of kernels."""
+    kernels, collectives = float(busy[0]), float(busy[1:].sum())
+    beside = max(0.0, kernels + collectives - span)
+    lost = min(kernels * (factor - 1), beside * (1 - 1 / factor))
+    return span + lost * min(1.0, kernels / span if span else 0.0), np.concatenate([[kernels + lost], busy[1:]])
 
 
 def _stay(plan: Plan) -> bool:

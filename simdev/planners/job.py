@@ -254,6 +254,7 @@ class Job:
             stage_recompute=choice.stage_recompute,
             distributed_optimizer=self.software.distributed_optimizer,
             reshard=choice.reshard,
+            slowdown=self.software.slowdown,
         )
         plan.parts  # noqa: B018  raises where a stage would have no layer
         if not all(map(self.same_precision, choice.stage_meshes or (mesh,))):

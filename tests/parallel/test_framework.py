@@ -8,6 +8,7 @@ from simdev.errors import InvalidInput, UnknownName, Unsupported
 from simdev.parallel import Mesh, Prices, find_model, load_cluster
 from simdev.parallel.costs.collectives import collective_ns
 from simdev.parallel.costs.float8 import Float8
+from simdev.parallel.costs.overlap import beside_collectives
 from simdev.parallel.framework import find_framework, framework_names
 from simdev.parallel.program import COMPUTE, Call
 from simdev.parallel.typed_plan import TypedPlan
@@ -64,6 +65,25 @@ def test_sends_are_those_of_the_framework():
     cluster = load_cluster("dgx-a100")
     assert find_framework("megatron[vtrain-node]").on(cluster).send_bytes_per_s == 14_000_000_000
     assert find_framework("megatron").on(cluster) is cluster
+
+
+def test_kernels_beside_collectives_are_slower_unless_constants_were_fitted_to_whole_runs():
+    fitted = {name for name in framework_names() if find_framework(name).slowdown == 1}
+    assert fitted == {"llm-foundry", "torchtitan", "megatron"}
+    assert all(find_framework(name).slowdown == 1.189 for name in framework_names() if name not in fitted)
+
+
+def test_a_plan_has_the_slowdown_of_its_framework_unless_another_one_is_given():
+    assert TypedPlan("small", "dgx-a100", "dp_shard=2", framework="compiled").plan.slowdown == 1.189
+    assert TypedPlan("small", "dgx-a100", "dp_shard=2", framework="megatron").plan.slowdown == 1
+    usual, slow = 1.189, {3: 2.0}
+    assert beside_collectives(usual, None, {}) == 1.189
+    assert beside_collectives(usual, 1.0, {}) == 1
+    assert beside_collectives(usual, 1.4, {}) == 1.4
+    assert beside_collectives(usual, None, slow) == 1  # the overlap of one rank stands for that of all
+    for given, ranks in ((1.4, slow), (0.9, {}), (11, {})):
+        with pytest.raises(InvalidInput, match="slowdown"):
+            beside_collectives(usual, given, ranks)
 
 
 def test_a_file_of_the_user_serves_by_its_path(tmp_path):

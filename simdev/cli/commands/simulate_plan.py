@@ -70,8 +70,9 @@ def simulate_plan(
         ),
     ] = "always",
     slowdown: Annotated[
-        float, typer.Option(help="How much slower kernels run beside a collective; 1.189 is a published mean.")
-    ] = 1.0,
+        float | None,
+        typer.Option(help="How much slower kernels run beside a collective.", show_default="that of the framework"),
+    ] = None,
     slow: Annotated[
         list[str] | None,
         typer.Option(help="RANK=FACTOR: a rank whose kernels take longer, such as 3=1.2; may be repeated."),
@@ -107,7 +108,7 @@ def simulate_plan(
             raise InvalidInput(message, source=model)
         software = find_framework(framework)
         where = software.on(load_cluster(cluster))
-        program = ProgramPlan(load_rank_program(model), where, software.host)
+        program = ProgramPlan(load_rank_program(model), where, software.host, software.slowdown)
         prices = software.prices(where, Float8(float8) if float8 else None)
         report = simulate_rank_program(program, prices, unfolded=unfolded, slowdown=slowdown, slow=stragglers)
         reserved = None

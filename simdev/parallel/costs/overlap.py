@@ -2,15 +2,15 @@
 
 A factor says by how much. Lee et al. 2025 (arXiv 2507.03114, abstract) measured GPT and Llama training on four A100,
 H100, MI210 and MI250: computation slows down by 18.9 % on average and 40 % at most while it overlaps with
-communication; hence :data:`MEASURED`. It is an average over GPUs, models and precisions, and was fitted to no run here;
-host figures that were fitted to whole training runs contain the slowdown already (``llm-foundry``, ``fsdp``).
+communication. This mean over GPUs, models and precisions is the ``slowdown`` of the frameworks in
+:mod:`simdev.parallel.framework`. Those with factors or host times that were fitted to whole training runs have none, as
+their figures contain it already (``llm-foundry``, ``torchtitan``, ``megatron``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from simdev.errors import InvalidInput
 from simdev.parallel.unroll import UnrolledJob
 from simdev.sim import Schedule, simulate
 
-MEASURED = 1.189
 PASSES = 5  # simulations; each leaves at most 1 - 1 / factor of the error of the one before it
 
 
@@ -28,8 +27,8 @@ def simulate_unrolled(
     """Simulate a step in which kernels beside a collective of their rank run ``slowdown`` times slower.
 
     How long a kernel runs beside a collective follows from the schedule, and the schedule from the kernels: the step is
-    simulated :data:`PASSES` times, and each pass takes the overlap from the one before it. Returns the problem with the
-    longer kernels, and its schedule. Raises :class:`InvalidInput` for a factor below 1 or above 10.
+    simulated up to :data:`PASSES` times, and each pass takes the overlap from the one before it. Returns the problem
+    with the longer kernels, and its schedule. Raises :class:`InvalidInput` for a factor below 1 or above 10.
     """
     check_slowdown(slowdown)
     schedule = simulate(unrolled.problem, unrolled.placement, engine=engine)
@@ -40,17 +39,28 @@ def simulate_unrolled(
         longer = alone.copy()
         for first, copies in zip(unrolled.first.tolist(), unrolled.copies, strict=True):
             _lengthen(longer, unrolled, schedule, first, copies, slowdown)
+        if np.array_equal(longer, unrolled.problem.costs.op_ns[0]):
+            break
         costs = replace(unrolled.problem.costs, op_ns=longer[None])
         unrolled = replace(unrolled, problem=replace(unrolled.problem, costs=costs))
         schedule = simulate(unrolled.problem, unrolled.placement, engine=engine)
     return unrolled, schedule
 
 
-def check_slowdown(slowdown: float, slow: Mapping[int, float] = MappingProxyType({})) -> None:
-    """Raise :class:`InvalidInput` for a factor below 1 or above 10, or one beside ``slow`` ranks: the overlap of one
-    rank stands for that of all."""
-    if slow and slowdown != 1:
+def beside_collectives(usual: float, given: float | None, slow: Mapping[int, float]) -> float:
+    """The factor of a simulation: the ``given`` one, or else the ``usual`` one of the framework. Slow ranks are
+    simulated without, as the overlap of one rank stands for that of all; a given factor is refused beside them.
+
+    Raises :class:`InvalidInput` for a factor below 1 or above 10."""
+    if slow and given not in (None, 1):
         raise InvalidInput("slow ranks and a slowdown beside collectives exclude each other", source="plan")
+    found = 1.0 if slow else usual if given is None else given
+    check_slowdown(found)
+    return found
+
+
+def check_slowdown(slowdown: float) -> None:
+    """Raise :class:`InvalidInput` for a factor below 1 or above 10."""
     if not 1 <= slowdown <= 10:
         raise InvalidInput(f"expected a factor from 1 to 10, got {slowdown}", source="plan", field="slowdown")
 

@@ -73,7 +73,6 @@ def job_of(model: str, cluster: str, batch: int, framework: str, choices: str, *
         framework=framework,
         microbatches=sizes,
         recomputes=recomputes,
-        memory="allocated",  # which judged the rows of the shipped board; a board by reserved memory is run anew
         name=f"{model} on {cluster}",
     )
 

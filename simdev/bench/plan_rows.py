@@ -252,11 +252,12 @@ def markdown(rows: list[PlanRow]) -> list[str]:
 
 
 # Models and clusters of the board, with the sequences of a step and the microbatch sizes that planners may choose.
-A100, A100S, H100S, MANY, L40S = (
-    "dgx-a100", "dgx-a100[nodes=8]", "dgx-h100[nodes=8]", "dgx-h100[nodes=64]", "l40sx8-pcie"
+A100, A100S, H100S, B200S, MANY, MOST, L40S = (
+    "dgx-a100", "dgx-a100[nodes=8]", "dgx-h100[nodes=8]", "dgx-b200[nodes=8]", "dgx-h100[nodes=64]",
+    "dgx-h100[nodes=512]", "l40sx8-pcie",
 )  # fmt: skip
 BOARD = (
-    ("llama3-70b", (H100S, A100S, MANY), 1024, (1,)),
+    ("llama3-70b", (H100S, A100S, B200S, MANY), 1024, (1,)),
     ("mpt-7b", (A100, A100S, H100S, L40S), 1024, (1, 4)),
     ("mpt-70b", (A100S, H100S, MANY), 1024, (1, 2)),
     ("gpt-1.3b", (A100, A100S, H100S, L40S), 512, (1, 4)),
@@ -266,6 +267,10 @@ BOARD = (
     ("mixtral-8x7b", (A100S, H100S, MANY), 1024, (1,)),
     ("deepseek-v2lite", (A100, A100S, H100S), 1024, (1,)),
     ("llama3-405b", (MANY,), 1024, (1,)),
+    ("llama3-405b", (MOST,), 4096, (1,)),
+    ("qwen3-32b", (H100S, B200S), 1024, (1, 2)),
+    ("gpt-oss-120b", (H100S, B200S), 1024, (1,)),
+    ("deepseek-v3", (MOST,), 8192, (1,)),
 )
 RECOMPUTES = ("none", "selective", "full")
 

@@ -130,6 +130,7 @@ def test_losses_are_those_of_one_process(write):
     four = [
         write(microbatch=2, recompute="full", dp_replicate=2, dp_shard=2)[0],
         write(microbatch=2, recompute="full", dp_shard=2, tp=2)[0],
+        write(microbatch=4, dp_replicate=2, tp=2)[0],
         write(microbatch=2, pp=2, dp_shard=2)[0],
         write(microbatch=2, recompute="selective", pp=2, dp_replicate=2)[0],
         write(microbatch=2, recompute="full", schedule="gpipe", pp=2, tp=2)[0],
@@ -157,18 +158,23 @@ def test_losses_of_transformers_models_are_those_of_one_process(write):
     one = [float32(model=LLAMA, microbatch=16, dp_shard=1), float32(model=MIXTRAL, microbatch=16, dp_shard=1)]
     two = [float32(model=MIXTRAL, microbatch=4, ep=2)]
     four = [
+        float32(model=MIXTRAL, microbatch=4, dp_shard=2, ep=2),
+        float32(model=MIXTRAL, microbatch=2, dp_replicate=2, ep=2),
+        float32(model=MIXTRAL, microbatch=4, ep=2, tp=2),
+        float32(model=MIXTRAL, microbatch=4, pp=2, ep=2),
+        float32(model=LLAMA, microbatch=4, dp_replicate=2, dp_shard=2),
+        float32(model=LLAMA, microbatch=4, dp_replicate=2, tp=2),
         float32(model=LLAMA, microbatch=2, recompute="full", dp_shard=2, tp=2),
         float32(model=LLAMA, microbatch=2, recompute="selective", pp=2, dp_shard=2),
         float32(model=LLAMA, microbatch=4, schedule="gpipe", pp=2, dp_replicate=2),
         float32(model=LLAMA.replace("layers=2", "layers=4"), microbatch=2, pp=2, dp_shard=2, schedule="interleaved",
                 stages_per_rank=2),
-        float32(model=MIXTRAL, microbatch=4, dp_shard=2, ep=2),
     ]  # fmt: skip
     one.append(float32(model=LLAMA.replace("layers=2", "layers=4"), microbatch=16, dp_shard=1))
     dense, experts, deeper = losses(one, 1)
     assert dense[2] < dense[1] < dense[0]
     found = losses(two, 2) + losses(four, 4)
-    for script, expected in zip(found, [experts, dense, dense, dense, deeper, experts], strict=True):
+    for script, expected in zip(found, [*[experts] * 5, *[dense] * 5, deeper], strict=True):
         assert script == pytest.approx(expected, rel=1e-6)
 
 

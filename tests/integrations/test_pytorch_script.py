@@ -233,10 +233,14 @@ def planned_calls(job, choice):
         {"microbatch": 4, "recompute": "none", "dp_shard": 2},
         {"microbatch": 4, "recompute": "full", "dp_shard": 2},
         {"microbatch": 4, "recompute": "selective", "dp_shard": 2},
+        pytest.param({"microbatch": 4, "dp_replicate": 2}, marks=pytest.mark.slow),
+        pytest.param({"microbatch": 2, "dp_replicate": 2, "dp_shard": 2}, marks=pytest.mark.slow),
         pytest.param({"microbatch": 8, "tp": 2}, marks=pytest.mark.slow),
+        pytest.param({"microbatch": 4, "dp_replicate": 2, "tp": 2}, marks=pytest.mark.slow),
         pytest.param({"microbatch": 4, "dp_shard": 2, "tp": 2}, marks=pytest.mark.slow),
         pytest.param({"microbatch": 4, "schedule": "gpipe", "pp": 2}, marks=pytest.mark.slow),
         pytest.param({"microbatch": 2, "recompute": "full", "pp": 2, "tp": 2}, marks=pytest.mark.slow),
+        pytest.param({"microbatch": 2, "pp": 2, "dp_replicate": 2}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -254,20 +258,26 @@ def test_the_script_executes_the_program_that_was_planned(write, plan):
     "plan",
     [
         {"model": LLAMA, "microbatch": 8, "recompute": "full", "dp_shard": 2, "tp": 2},
+        {"model": MIXTRAL, "microbatch": 8, "ep": 2},
         {"model": MIXTRAL, "microbatch": 4, "dp_shard": 2, "ep": 2},
+        {"model": MIXTRAL, "microbatch": 4, "dp_replicate": 2, "ep": 2},
+        {"model": MIXTRAL, "microbatch": 8, "ep": 2, "tp": 2},
+        {"model": MIXTRAL, "microbatch": 4, "pp": 2, "ep": 2},
     ],
-    ids=["fsdp x tp", "fsdp x ep"],
+    ids=["fsdp x tp", "ep", "fsdp x ep", "replicas x ep", "ep x tp", "pp x ep"],
 )
 def test_the_script_of_a_transformers_model_executes_the_program(write, plan, monkeypatch):
     pytest.importorskip("transformers")
     from simdev.parallel.capture.record import RankRecorder
 
     path, job, choice = write(**plan)
-    if choice.mesh["ep"] > 1:  # an even router: the tokens times the active experts, over the ranks of ep
-        monkeypatch.setattr(RankRecorder.__init__, "__defaults__", (4 * 8 * 2 // 2,))
+    if choice.mesh["ep"] > 1:  # an even router: the tokens times the active experts, over the ranks that share them
+        rows = plan["microbatch"] * 8 * 2 // (choice.mesh["ep"] * choice.mesh["tp"] ** 2)
+        monkeypatch.setattr(RankRecorder.__init__, "__defaults__", (rows,))
     done, planned = calls_of(path, choice), planned_calls(job, choice)
     assert done == planned
-    assert {axes for *_, axes in planned[0]} >= {("dp_shard",), ("ep",) if choice.mesh["ep"] > 1 else ("tp",)}
+    used = {axis for calls in planned for *_, axes in calls for axis in axes}
+    assert used == {axis for axis, _ in choice.mesh.inner}
 
 
 @pytest.mark.slow

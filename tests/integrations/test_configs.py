@@ -365,7 +365,14 @@ def test_the_file_says_the_plan(target, monkeypatch):
     assert set(said) == {"", *pipelines.get(target, ())}
 
 
-@pytest.mark.parametrize("model", ["llama3-8b", "deepseek-v2lite"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "llama3-8b",
+        "deepseek-v2lite",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama3-70b", "deepseek-v3")),
+    ],
+)
 def test_torchtitans_model_is_ours(model):
     """The configuration that is named has as many parameters as the model that was planned."""
     pytest.importorskip("torchtitan.trainer")

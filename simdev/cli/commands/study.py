@@ -86,6 +86,12 @@ def training_runs(
             callback=in_a_folder,
         ),
     ] = None,
+    controls: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the mean error of the controls for each model as CSV, and simulate none.", callback=in_a_folder
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare predictions with public measured training runs.
@@ -98,6 +104,9 @@ def training_runs(
     for name in sets or ():
         if name not in report.SETS:
             raise UnknownName("set", name, report.SETS)
+    if controls is not None:
+        report.write_controls(controls, [run for source in report.SETS for run in report.read_runs(data, source)[0]])
+        return
     chosen = [source for source in report.SETS if source in (sets or report.SETS)]
     found, given, refused = [], [], []
     beside: list = []

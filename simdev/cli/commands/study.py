@@ -15,7 +15,6 @@ from simdev.cli.options import (
     FolderOption,
     JsonOption,
     MachineArgument,
-    OutOption,
     RepeatsOption,
     SeedOption,
     SmallOption,
@@ -29,7 +28,7 @@ from simdev.cli.tables import print_answer, print_figures, read_figures
 @command("fidelity", topic=STUDY)
 def fidelity(
     data: Annotated[Path | None, typer.Option(help="Folder of public measured data (or SIMDEV_DATA).")] = None,
-    out: OutOption = Path("report"),
+    out: FolderOption = Path("report"),
     cache: Annotated[Path | None, typer.Option(help="Folder that keeps the cases of unchanged files.")] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=64, help="Parts computed at the same time.")] = 2,
     as_json: JsonOption = False,
@@ -203,7 +202,7 @@ def _whole_groups(runs: list, most: int) -> list:
 @command("physics-report", topic=STUDY)
 def physics_report(
     folder: Annotated[Path, typer.Argument(help="Result folder of simdev bench.")] = Path("leaderboard/standard"),
-    out: OutOption = Path("physics"),
+    out: FolderOption = Path("physics"),
     as_json: JsonOption = False,
 ) -> None:
     """Report how the rules of other simulators change the ranks.
@@ -232,7 +231,7 @@ def cost_report(
         list[str] | None, typer.Option("-p", "--placer", help="Placer (repeat).", autocompletion=completion.placers)
     ] = None,
     evaluations: Annotated[int, typer.Option(help="Simulations that a run may spend.")] = 500,
-    out: OutOption = Path("costs"),
+    out: FolderOption = Path("costs"),
     as_json: JsonOption = False,
 ) -> None:
     """Report how the source of costs changes the ranks of placers.
@@ -368,7 +367,7 @@ def any_model(
     table: Annotated[
         list[str] | None, typer.Option("--table", help="published, kinds (repeat; default: both).")
     ] = None,
-    out: OutOption = Path("any-model"),
+    out: FolderOption = Path("any-model"),
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=64, help="Rows computed at the same time.")] = 1,
     seconds: Annotated[float | None, typer.Option(help="Begin no row after this many seconds.")] = None,
     as_json: JsonOption = False,
@@ -430,7 +429,7 @@ def perf(
         str, typer.Option("--topology", "-t", help="Topology name or TOML file.", autocompletion=completion.machines)
     ] = "p100x4",
     rounds: Annotated[int, typer.Option(help="How many times each is timed; the shortest time counts.")] = 3,
-    out: OutOption = Path("perf"),
+    out: FolderOption = Path("perf"),
     as_json: JsonOption = False,
 ) -> None:
     """Time the engines side by side.

@@ -211,17 +211,44 @@ def registered(what: str) -> str:
 
 def plans(paper: str, what: str) -> str:
     """Of the measured plans whose source names ``paper`` (or a model): how many there are, the most GPUs of one, the
-    mean error of the simulated step time, or the largest one."""
-    with open(BOARDS / "fidelity" / "published-plans.csv", encoding="utf-8", newline="") as file:
-        rows = [line for line in csv.DictReader(file) if paper in line["source"]]
+    mean error of the simulated step time, the largest one, or the simulated ``seconds`` of the first."""
+    rows = [line for line in published_plans() if paper in line["source"]]
     errors = [abs(float(line["simulated_s"]) / float(line["measured_s"]) - 1) for line in rows]
     found = {
         "rows": str(len(rows)),
         "gpus": f"{max(int(line['gpus']) for line in rows):,}",
         "error": percent(sum(errors) / len(errors)),
         "largest": percent(max(errors)),
+        "seconds": f"{float(rows[0]['simulated_s']):.1f}",
     }
     return found[what]
+
+
+@functools.cache
+def published_plans() -> list[dict[str, str]]:
+    """The lines of the table of published plans."""
+    with open(BOARDS / "fidelity" / "published-plans.csv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def plan_errors(*rows: str) -> str:
+    """The error of each of these rows of the published plans, with its sign: +1.0, -2.8 %."""
+    found = {line["row"].partition(" (")[0].removeprefix("row "): line for line in published_plans()}
+    errors = [float(found[row]["simulated_s"]) / float(found[row]["measured_s"]) - 1 for row in rows]
+    return ", ".join(f"{100 * error:+.1f}" for error in errors) + " %"
+
+
+def control(name: str, what: str, text: str = "") -> str:
+    """Of the control of a set of training runs: its mean ``error``, or the ``rows`` that have one, over the models
+    whose source has ``text``. Published plans are those in their table."""
+    with open(BOARDS / "fidelity" / "controls.csv", encoding="utf-8", newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["set"] == name and text in line["source"]]
+    if name == "published-plans":
+        simulated = {line["source"] for line in published_plans()}
+        lines = [line for line in lines if line["source"] in simulated]
+    rows = sum(int(line["rows"]) for line in lines)
+    error = sum(float(line["error"]) * int(line["rows"]) for line in lines) / rows
+    return {"rows": str(rows), "error": percent(error)}[what]
 
 
 def fidelity(goal: str, what: str) -> str:
@@ -299,6 +326,61 @@ def reported_less(name: str, table: str, column: str, key: str, first: str, than
     """How much less a cell of a report is in the line whose ``key`` is ``first`` than in that of ``than``."""
     mine, other = (float(reported(name, table, column, f"{key}={of}").replace(",", "")) for of in (first, than))
     return percent(1 - mine / other)
+
+
+def policy(what: str) -> str:
+    """Of the report on Mirhoseini et al.: the ``least`` and the ``most`` that the policy's steps are shorter than the
+    best baseline's on NMT and Inception, and how much ``longer`` they are on RNNLM at most."""
+    baselines = ("single-cpu", "single-gpu", "scotch", "min-cut", "expert")
+    shares: dict[bool, list[float]] = {False: [], True: []}
+    for (name, _), line in reports("mirhoseini").items():
+        if name == "table1-dataflow":
+            best = min(float(line[of].replace(",", "")) for of in baselines if line[of] != "OOM")
+            mine = float(line["colocrl[hosts=true]"].partition(" [")[0].replace(",", ""))
+            shares[line["workload"] == "rnnlm"].append(1 - mine / best)
+    return {
+        "least": percent(min(shares[False])),
+        "most": percent(max(shares[False])),
+        "longer": percent(-min(shares[True])),
+    }[what]
+
+
+def signs(what: str) -> str:
+    """Of the report on Mirhoseini et al.: how many findings of the paper there are (``all``), or hold under a machine:
+    the name of a column."""
+    lines = [line for (name, _), line in reports("mirhoseini").items() if name == "signs"]
+    return str(len(lines) if what == "all" else sum(line[what] == "yes" for line in lines))
+
+
+def needed(name: str, placer: str, workload: str, topology: str) -> str:
+    """The evaluations after which a placer reaches the target that the report on Placeto has for a case: the mean over
+    its seeds."""
+    case = f"case={workload} on {topology}"
+    target = float(reported("placeto", "evaluations", "target, ms", case, "placer=placeto").replace(",", ""))
+    wanted = {"workload": workload, "topology": topology, "placer": placer}
+    reached: dict[str, int] = {}
+    with open(BOARDS / name / "curves.csv", encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            if wanted.items() <= line.items() and float(line["step_time_s"] or "inf") * 1e3 <= target:
+                reached.setdefault(line["seed"], int(line["evaluations"]))
+    seeds = {row.seed for row in board(name) if (row.workload, row.topology, row.entry) == (workload, topology, placer)}
+    if len(reached) != len(seeds):
+        raise ValueError(f"{placer} does not reach {target} ms on {workload} with every seed")
+    return f"{statistics.mean(reached.values()):.0f}"
+
+
+def alike(name: str, placer: str, other: str) -> str:
+    """In how many cases the placements of two placers take the same time."""
+    mine = {key[:2]: time_of(line) for key, line in lines(name).items() if key[2] == placer}
+    others = {key[:2]: time_of(line) for key, line in lines(name).items() if key[2] == other}
+    return str(sum(time != "" and time == others.get(case) for case, time in mine.items()))
+
+
+def ops(workload: str) -> str:
+    """The number of ops of a workload's graph."""
+    import simdev
+
+    return f"{simdev.load_workload(workload).n_ops:,}"
 
 
 def splits(what: str) -> str:
@@ -534,7 +616,8 @@ FACTS: dict[str, Callable[..., str]] = {
     for function in (
         ms, best_ms, ratio, above, above_records, fit, shorter, wins, first, gap, gain, within, middle_gap, largest_gap,
         count, registered, plans, slower, alone, best_of, smallest_gap, preset, fidelity,
-        left_out, cost_report, measured_plans, reported, reported_less, splits,
+        left_out, cost_report, measured_plans, reported, reported_less, splits, plan_errors, control, policy, signs,
+        needed, alike, ops,
     )
 }  # fmt: skip
 TABLES: dict[str, Callable[..., list[str]]] = {

@@ -77,6 +77,7 @@ class UnknownName(InvalidInput):
 OPTION_OF = {"placer": "-p ", "planner": "--planner ", "workload": "-w ", "topology": "-t "}
 LISTED = {  # where many names are listed
     "placer": "'simdev list placers' names all",
+    "parallel model": "'simdev list models' names all, and a training step of yours works, too: my_model.py:NAME",
     "workload": "'simdev list workloads' names all, and 'simdev capture' makes a graph of a model of yours",
     "topology": "'simdev list topologies' names all, and a TOML file describes a machine of yours",
 }

@@ -43,6 +43,10 @@ def import_file(path: Path) -> ModuleType:
     try:
         with neighbours(path):
             spec.loader.exec_module(module)
+    except SyntaxError as error:
+        if error.filename != str(path.resolve()):  # of a module that the file imports
+            raise InvalidInput(f"cannot be imported: {sentence(error)}", source=path) from error
+        raise InvalidInput(f"not Python: {error.msg}", source=path, field=f"line {error.lineno}") from error
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         message = f"cannot be imported: {sentence(error)}"
         raise InvalidInput(message, source=path, field=line_of(error, str(path), None)) from error

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -136,6 +137,8 @@ def parse_budget(text: str) -> tuple[float, float]:
             if what == "seconds" and granted.keys() <= {"evaluations"} and 0 <= float(amount) < float("inf"):
                 granted.setdefault(what, float(amount))
     if not granted or len(granted) != text.count(",") + 1:
+        if re.search(r"=-\d", text):
+            raise InvalidInput(f"{text!r} is negative", source="budget")
         known = [*BUDGETS, "evaluations=N", "seconds=S", "evaluations=N,seconds=S"]
         raise UnknownName("budget", text, [f"evaluations={text}"] if text.isdecimal() else known)
     return granted.get("evaluations", math.inf), granted.get("seconds", math.inf)

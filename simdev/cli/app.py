@@ -74,10 +74,21 @@ class Example(typer.core.TyperCommand):
             example = EXAMPLE_OF.get(self.name or "")
             if example is None:
                 raise
-            raise USAGE_ERROR(f"{error.format_message().rstrip('.')}. For example: {example}", ctx=ctx) from None
+            message = error.format_message().rstrip(".").replace("Value error, ", "")
+            raise USAGE_ERROR(f"{message}. For example: {example}", ctx=ctx) from None
 
 
-class Topics(typer.core.TyperGroup):
+class Group(typer.core.TyperGroup):
+    """A group whose message about an unknown command suggests one."""
+
+    def resolve_command(self, ctx, args):
+        """The command that ``args`` names. Raises :class:`UnknownName` if there is none."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise UnknownName("command", args[0], [*self.list_commands(ctx), "--help"], source=ctx.command_path)
+        return super().resolve_command(ctx, args)
+
+
+class Topics(Group):
     """A group whose help lists the commands by topic, and which says where a command that has moved stands."""
 
     def resolve_command(self, ctx, args):
@@ -85,8 +96,6 @@ class Topics(typer.core.TyperGroup):
         moved = {entry.name for entry in study.registered_commands}
         if args and args[0] in moved and not ctx.resilient_parsing:
             raise InvalidInput(f"simdev {args[0]} is now simdev {STUDY} {args[0]}")
-        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            raise UnknownName("command", args[0], [*self.list_commands(ctx), "--help"], source="simdev")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx, formatter) -> None:
@@ -115,6 +124,7 @@ app = typer.Typer(
 
 
 study = typer.Typer(
+    cls=Group,
     help="Compare simdev with measurements, papers and other simulators.",
     no_args_is_help=True,
     rich_markup_mode=None,

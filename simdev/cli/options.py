@@ -53,7 +53,14 @@ class Backend(StrEnum):
 
 
 def in_a_folder(out: Path | None) -> Path | None:
-    """Refuse a path that cannot be written to before the work is done, not after it."""
+    """Refuse a file that cannot be written before the work is done, not after it."""
+    if out is not None and out.is_dir():
+        raise InvalidInput("is a folder; name a file", source=out)
+    return writable(out)
+
+
+def writable(out: Path | None) -> Path | None:
+    """Refuse a file or folder that cannot be written before the work is done, not after it."""
     if out is not None and not os.access(out.parent, os.W_OK):
         raise InvalidInput("Permission denied" if out.parent.is_dir() else "No such file or directory", source=out)
     return out
@@ -117,4 +124,4 @@ MachineArgument = Annotated[
 SmallOption = Annotated[bool, typer.Option("--small", help="Use a size at which a step takes 0.1 to 2 s on one core.")]
 RepeatsOption = Annotated[int, typer.Option(help="Number of measured steps.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of the parameters, the batch and the placements.")]
-FolderOption = Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.", callback=in_a_folder)]
+FolderOption = Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.", callback=writable)]

@@ -27,8 +27,9 @@ def run_placer(problem, entry: str | None, evaluations: int, seed: int, **more):
 
     if entry is None:
         raise InvalidInput("missing", source="--placer")
-    if evaluations < 0 or seed < 0:
-        raise InvalidInput("evaluations and seed cannot be negative")
+    for option, number in (("--evaluations", evaluations), ("--seed", seed)):
+        if number < 0:
+            raise InvalidInput(f"{number} is negative", source=option)
     spec, params = registry.find_placer(entry)
     check_feasible(problem)
     budget = Budget(problem, evaluations=evaluations)

@@ -27,6 +27,7 @@ from simdev.parallel.typed_plan import TypedPlan
 from simdev.studies.training_controls import TrainingRun, constant_mfu, formula_left_out
 
 TABLE = ("set", "source", "row", "gpus", "measured_s", "simulated_s", "command")
+CONTROL_TABLE = ("set", "source", "rows", "error")
 SETS = ("vtrain-single", "vtrain-multi", "llm-foundry", "torchtitan", "megatron-bridge", "published-plans")
 FILES = {
     "vtrain-single": "vtrain_single.csv",
@@ -141,6 +142,29 @@ def write_table(path: Path, found: list[Prediction]) -> None:
         for one in found
     ]
     write_csv(path, TABLE, lines)
+
+
+def control_times(source: str, runs: list[TrainingRun], given: list[TrainingRun]) -> dict[int, float]:
+    """Number of each run of a set -> step time in ns by the control of the set, where it has one. ``given`` are all
+    runs that controls may be fitted to."""
+    rows = [run for run in given if run.source in CONTROL_ROWS[source]]
+    return (formula_left_out if source.startswith("vtrain") else constant_mfu)(runs, rows)
+
+
+def write_controls(path: Path, given: list[TrainingRun]) -> None:
+    """Write the mean error of the control for each model of each set as CSV, and over how many rows. Models without a
+    control are left out."""
+    lines = []
+    for source in SETS:
+        runs = [run for run in given if run.source == source]
+        errors: dict[str, list[float]] = {}
+        for number, step_ns in control_times(source, runs, given).items():
+            errors.setdefault(runs[number].group, []).append(abs(step_ns / runs[number].step_ns - 1))
+        lines += [
+            {"set": source, "source": group, "rows": str(len(mine)), "error": f"{np.mean(mine):.4f}"}
+            for group, mine in sorted(errors.items())
+        ]
+    write_csv(path, CONTROL_TABLE, lines)
 
 
 def read_runs(folder: Path, source: str) -> tuple[list[TrainingRun], list[str]]:
@@ -485,8 +509,7 @@ def report_lines(predictions: list[Prediction], given: list[TrainingRun]) -> lis
         if not mine:
             continue
         runs = [p.run for p in mine]
-        rows = [run for run in given if run.source in CONTROL_ROWS[source]]
-        control = (formula_left_out if source.startswith("vtrain") else constant_mfu)(runs, rows)
+        control = control_times(source, runs, given)
         for group in [*sorted({run.group for run in runs}), "all"]:
             lines.append(_line(source, group, mine, control))
     return lines

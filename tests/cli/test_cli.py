@@ -356,6 +356,57 @@ def test_unknown_names(simdev, graph, arguments, words):
     assert_refused(simdev(*[str(graph) if part == "GRAPH" else part for part in arguments]), *words)
 
 
+PLAN = "plan llama3-8b dgx-h100 --batch 64"
+SIMULATE_PLAN = "simulate-plan llama3-8b dgx-h100 --mesh tp=8"
+WRONG = {  # what newcomers type, and what they read
+    "simulate inception p100x4 -p heft": "did you mean 'inception-v3' or 'inception-v3-inference'?",
+    "simulate nmt p100 -p heft": "did you mean 'p100x2', 'p100x2-v100x2', 'p100x4' or 'p100x8'?",
+    "simulate nmt p100x4 -p gdp[rat=1]": "did you mean 'rate'?",
+    "simulate nmt p100x4 -p gdp[rate=abc]": "rate: expected a number, got 'abc'",
+    "simulate nmt p100x4 -p gdp[rate": "expected NAME or NAME[parameter=value,...]",
+    "simulate nmt no.toml -p heft": "no.toml: No such file or directory",
+    "simulate nmt p100x4 -p no.py:name": "no.py: no such file",
+    "simulate nmt p100x4 -p my_placer.py": "name what the file holds, too: my_placer.py:NAME",
+    "simulate nmt p100x4 -p heft --evaluations -5": "--evaluations: -5 is negative",
+    "place nmt p100x4 -p heft --seed -1": "--seed: -1 is negative",
+    "bench -p heft,expert": "simdev bench -p heft -p expert",
+    "bench -p heft -b evaluations=-3": "budget: 'evaluations=-3' is negative",
+    "bench -p heft -b seconds=-1": "budget: 'seconds=-1' is negative",
+    "bench -p heft -w my_model.py": "my_model.py:NAME",
+    "bench --planner serch": "did you mean 'search'?",
+    "list placer": "did you mean 'placers'?",
+    "costs nmt p100": "did you mean 'p100-pcie'",
+    "study fidelty": "did you mean 'fidelity'?",
+    "study reproduce nobody": "known: extensions, gdp",
+    "fidelity": "simdev fidelity is now simdev study fidelity",
+    "import no.onnx -o x.npz": "no.onnx: No such file or directory",
+    "capture llama3-8b -o x.npz": "needs no capture: simdev simulate-plan llama3-8b dgx-h100",
+    "capture inception-v3 -o x.npz": "needs no capture: simdev show inception-v3",
+    "capture torchvison:resnet50 -o x.npz": "did you mean 'torchvision'?",
+    "plan llama3-8 dgx-h100": "did you mean '8b'?",
+    "plan llama dgx-h100": "did you mean 'llama3'",
+    "plan resnet50 dgx-h100": "'simdev list models' names all",
+    "plan my_model.py dgx-h100": "my_model.py:NAME",
+    "plan llama3-8b h100": "did you mean 'dgx-h100'",
+    "plan llama3-8b dgx-h100[node=8]": "did you mean 'nodes'?",
+    "plan llama3-8b dgx-h100[nodes=-8]": "expected a whole number from 1",
+    "plan llama3-8b[len=4096] dgx-h100": "did you mean 'length'?",
+    "plan llama3-8b[length=-4] dgx-h100": "-4 is out of range",
+    "plan llama3-8b dgx-h100 --batch -64": "expected a whole number from 1 on, got -64",
+    f"{PLAN} --planner serch": "did you mean 'search'?",
+    f"{PLAN} --framework deepspeed": "unknown framework 'deepspeed'; known: automodel",
+    f"{PLAN} --write megatronlm": "did you mean 'megatron'?",
+    "simulate-plan llama3-8b dgx-h100": "a model needs --mesh, such as dp_shard=8,tp=8",
+    "simulate-plan llama3-8b dgx-h100 --mesh dp=8": "did you mean 'dp_replicate' or 'dp_shard'?",
+    "simulate-plan llama3-8b dgx-h100 --mesh tp=0": "expected a whole number from 1 on, got 0",
+    f"{SIMULATE_PLAN} --schedule 2f1b": "did you mean '1f1b'?",
+    f"{SIMULATE_PLAN} --microbatches 0": "expected a whole number from 1",
+    f"{SIMULATE_PLAN} --slow 3": "expected RANK=FACTOR, such as 3=1.2, got '3'",
+    "execute small no.toml --mesh pp=2": "no.toml: No such file or directory",
+    "calibrate missing": "missing: no such file or folder",
+}
+
+
 @pytest.mark.parametrize(
     "arguments, says",
     [
@@ -363,6 +414,7 @@ def test_unknown_names(simdev, graph, arguments, words):
         (["train", "-p", "heft", "-w", "nmt", "-t", "p100x4", "-o", "policy"], "these are: "),
         (["simulate-plan", "llama3-8b", "dgx-h100", "--mesh", "8"], "such as dp_shard=8, got '8'"),
         (["leaderboard", __file__], "is a file; give the folder that holds results.csv or plans.csv"),
+        *((command.split(), says) for command, says in WRONG.items()),
     ],
 )
 def test_a_wrong_guess_says_what_to_give_instead(simdev, arguments, says):
@@ -382,7 +434,9 @@ def test_wrong_arguments_are_answered_with_a_command_that_works(simdev):
     assert_refused(simdev("benhc"), "unknown command 'benhc'", "did you mean 'bench'")
 
 
-@pytest.mark.parametrize("arguments", [["benhc"], ["bench", "--no-such-option"], ["list", "planets"], ["bound"]])
+@pytest.mark.parametrize(
+    "arguments", [["benhc"], ["bench", "--no-such-option"], ["list", "planets"], ["bound"], ["bench", "-j", "0"]]
+)
 def test_usage_errors_exit_with_2(simdev, arguments):
     code, _, errors = simdev(*arguments)
     assert code == 2 and "Traceback" not in errors and errors
@@ -488,6 +542,7 @@ def test_unwritable_places(simdev, graph, tmp_path):
     assert_refused(simdev(*options, "/proc/simdev"), "/proc/simdev", "cannot be written")
     place = ("place", graph, "p100x2", "-p", "single-gpu", "-o")
     assert_refused(simdev(*place, tmp_path / "no" / "such.json"), "such.json", "No such file")
+    assert_refused(simdev(*place, tmp_path), "is a folder; name a file")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

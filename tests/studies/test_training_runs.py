@@ -2,6 +2,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from simdev.studies.plan_rankings import CHOSEN, LARGER, WIDER
 from simdev.studies.training_controls import START, constant_mfu, fit_formula, formula_left_out, formula_ns
 from simdev.studies.training_runs import Prediction, TrainingRun, read_runs, report_lines
 
+SHIPPED = Path(__file__).parents[2] / "leaderboard" / "fidelity" / "controls.csv"
 HEADER = (
     "GPU numbers,data parallelism,pipeline parallelism,tensor parallelism,hidden size,# layers,attention heads,"
     "sequence length,MicroBatchSize,global batch,iteration time (ms)\n"
@@ -279,3 +281,28 @@ def test_every_row_is_what_the_command_prints(data_dir, source):
     assert {p.run.name: p.step_ns for p in predictions} == {
         p.run.name: printed_step_ns(p.run.typed) for p in predictions
     }
+
+
+@pytest.mark.slow
+def test_the_errors_of_the_controls_are_those_of_the_data(data_dir, tmp_path, monkeypatch):
+    """Pages show them beside the errors of simulations; --controls simulates nothing."""
+    path = tmp_path / "controls.csv"
+    monkeypatch.setattr("sys.argv", ["simdev", "study", "training-runs", str(data_dir), "--controls", str(path)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert not stop.value.code
+    kept = [line for _, line in read_csv(SHIPPED, report.CONTROL_TABLE)]
+    made = [line for _, line in read_csv(path, report.CONTROL_TABLE)]
+    assert [{**line, "error": ""} for line in made] == [{**line, "error": ""} for line in kept]
+    for mine, other in zip(made, kept, strict=True):
+        assert float(mine["error"]) == pytest.approx(float(other["error"]), abs=2e-3), mine["source"]
+
+
+def test_a_table_of_controls_has_only_models_with_a_control(tmp_path):
+    runs = [run_of(1024, source="llm-foundry"), run_of(2048, source="llm-foundry", step_ms=400.0)]
+    report.write_controls(tmp_path / "controls.csv", [*runs, run_of(1024, source="torchtitan")])
+    lines = [line for _, line in read_csv(tmp_path / "controls.csv", report.CONTROL_TABLE)]
+    assert [(line["set"], line["source"], line["rows"]) for line in lines] == [
+        ("llm-foundry", "gpt 1024", "1"),
+        ("llm-foundry", "gpt 2048", "1"),
+    ]

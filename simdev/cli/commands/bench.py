@@ -74,7 +74,7 @@ def bench(
     ] = "quick",
     seeds: Annotated[int, typer.Option(help="How many times each run is repeated, each time with another seed.")] = 1,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", help="Runs at the same time (default: one per core).")
+        int | None, typer.Option("--jobs", "-j", min=1, help="Runs at the same time (default: one per core).")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder (default: leaderboard/BUDGET or /throughput).")

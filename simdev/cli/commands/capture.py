@@ -10,7 +10,7 @@ from simdev.cli.app import OWN, command
 from simdev.cli.options import JsonOption, OutOption
 from simdev.cli.problems import graph_figures
 from simdev.cli.tables import print_answer
-from simdev.errors import InvalidInput
+from simdev.errors import InvalidInput, UnknownName
 
 # What a captured graph holds about its step, besides its ops.
 FIGURES = (
@@ -89,6 +89,7 @@ def capture(
     With --mesh, turn a parallel step into a rank program, which `simdev simulate-plan` takes in place of a model.
     With --mesh and --compiled, the runs of elementwise kernels between products and collectives are one kernel each.
     """
+    _refuse_names(step)
     is_script = step.endswith(".py")
     if not is_script and (arguments or scale or fake):
         raise InvalidInput("arguments after --, --scale and --fake are for scripts (train.py)", source=step)
@@ -121,6 +122,23 @@ def capture(
     lines = [line, *(_fused(eager, graph) if compiled else ()), *_notes(step, graph)]
     figures = {name: graph.meta[name] for name in FIGURES if name in graph.meta}
     print_answer({**facts, **figures, "notes": lines[1:]}, lines, as_json)
+
+
+def _refuse_names(step: str) -> None:
+    """Say of the name of a workload or a model to plan that it needs no capture, and of an unknown package which one
+    is meant."""
+    from simdev.graphs.capture.packages import PACKAGES
+    from simdev.parallel.models import model_names
+    from simdev.placers.registry import workloads
+
+    package, colon, _ = step.partition(":")
+    if step in workloads():
+        raise InvalidInput(f"its graph ships with simdev and needs no capture: simdev show {step}", source=step)
+    if step in model_names():
+        command = f"simdev simulate-plan {step} dgx-h100 --mesh dp_shard=8"
+        raise InvalidInput(f"a model to plan, which needs no capture: {command}", source=step)
+    if colon and package.isidentifier() and package not in PACKAGES:
+        raise UnknownName("package", package, PACKAGES, source=step)
 
 
 def _notes(step: str, graph) -> list[str]:

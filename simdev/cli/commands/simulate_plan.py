@@ -71,7 +71,9 @@ def simulate_plan(
     ] = "always",
     slowdown: Annotated[
         float | None,
-        typer.Option(help="How much slower kernels run beside a collective.", show_default="that of the framework"),
+        typer.Option(
+            min=1, help="How much slower kernels run beside a collective.", show_default="that of the framework"
+        ),
     ] = None,
     slow: Annotated[
         list[str] | None,

@@ -15,7 +15,6 @@ from simdev.cli.options import (
     FolderOption,
     JsonOption,
     MachineArgument,
-    OutOption,
     RepeatsOption,
     SeedOption,
     SmallOption,
@@ -29,7 +28,7 @@ from simdev.cli.tables import print_answer, print_figures, read_figures
 @command("fidelity", topic=STUDY)
 def fidelity(
     data: Annotated[Path | None, typer.Option(help="Folder of public measured data (or SIMDEV_DATA).")] = None,
-    out: OutOption = Path("report"),
+    out: FolderOption = Path("report"),
     cache: Annotated[Path | None, typer.Option(help="Folder that keeps the cases of unchanged files.")] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=64, help="Parts computed at the same time.")] = 2,
     as_json: JsonOption = False,
@@ -86,6 +85,12 @@ def training_runs(
             callback=in_a_folder,
         ),
     ] = None,
+    controls: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the mean error of the controls for each model as CSV, and simulate none.", callback=in_a_folder
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare predictions with public measured training runs.
@@ -98,6 +103,9 @@ def training_runs(
     for name in sets or ():
         if name not in report.SETS:
             raise UnknownName("set", name, report.SETS)
+    if controls is not None:
+        report.write_controls(controls, [run for source in report.SETS for run in report.read_runs(data, source)[0]])
+        return
     chosen = [source for source in report.SETS if source in (sets or report.SETS)]
     found, given, refused = [], [], []
     beside: list = []
@@ -194,7 +202,7 @@ def _whole_groups(runs: list, most: int) -> list:
 @command("physics-report", topic=STUDY)
 def physics_report(
     folder: Annotated[Path, typer.Argument(help="Result folder of simdev bench.")] = Path("leaderboard/standard"),
-    out: OutOption = Path("physics"),
+    out: FolderOption = Path("physics"),
     as_json: JsonOption = False,
 ) -> None:
     """Report how the rules of other simulators change the ranks.
@@ -223,7 +231,7 @@ def cost_report(
         list[str] | None, typer.Option("-p", "--placer", help="Placer (repeat).", autocompletion=completion.placers)
     ] = None,
     evaluations: Annotated[int, typer.Option(help="Simulations that a run may spend.")] = 500,
-    out: OutOption = Path("costs"),
+    out: FolderOption = Path("costs"),
     as_json: JsonOption = False,
 ) -> None:
     """Report how the source of costs changes the ranks of placers.
@@ -359,7 +367,7 @@ def any_model(
     table: Annotated[
         list[str] | None, typer.Option("--table", help="published, kinds (repeat; default: both).")
     ] = None,
-    out: OutOption = Path("any-model"),
+    out: FolderOption = Path("any-model"),
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=64, help="Rows computed at the same time.")] = 1,
     seconds: Annotated[float | None, typer.Option(help="Begin no row after this many seconds.")] = None,
     as_json: JsonOption = False,
@@ -421,7 +429,7 @@ def perf(
         str, typer.Option("--topology", "-t", help="Topology name or TOML file.", autocompletion=completion.machines)
     ] = "p100x4",
     rounds: Annotated[int, typer.Option(help="How many times each is timed; the shortest time counts.")] = 3,
-    out: OutOption = Path("perf"),
+    out: FolderOption = Path("perf"),
     as_json: JsonOption = False,
 ) -> None:
     """Time the engines side by side.

@@ -59,8 +59,8 @@ def execute(run: PlanRun, instance: JobInstance, job: Job | None = None) -> RunO
     try:
         job = job or job_of(*run.instance)
         given, evaluator = repr(job), Evaluator(job)
-        budget = PlanBudget(evaluator, evaluations=run.budget)
         watch = Stopwatch()
+        budget = PlanBudget(evaluator, evaluations=run.budget)  # its clock starts after that of the row
         choice = spec.plan(job, rng=np.random.default_rng(run.entropy), budget=budget, **params)
         seconds, processor = watch.read()
         if repr(job) != given:

@@ -78,7 +78,7 @@ class Example(typer.core.TyperCommand):
             raise USAGE_ERROR(f"{message}. For example: {example}", ctx=ctx) from None
 
 
-class Group(typer.core.TyperGroup):
+class CommandGroup(typer.core.TyperGroup):
     """A group whose message about an unknown command suggests one."""
 
     def resolve_command(self, ctx, args):
@@ -88,7 +88,7 @@ class Group(typer.core.TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-class Topics(Group):
+class Topics(CommandGroup):
     """A group whose help lists the commands by topic, and which says where a command that has moved stands."""
 
     def resolve_command(self, ctx, args):
@@ -124,7 +124,7 @@ app = typer.Typer(
 
 
 study = typer.Typer(
-    cls=Group,
+    cls=CommandGroup,
     help="Compare simdev with measurements, papers and other simulators.",
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -479,7 +479,8 @@ def simulate_plan(
     ever.
     """
     check_slow(plan.ranks, slow)
-    return simulate_program(prepare(plan, prices), unfolded=unfolded, engine=engine, slowdown=slowdown, slow=slow)
+    factor = beside_collectives(plan.slowdown, slowdown, slow)  # before a model is captured in vain
+    return simulate_program(prepare(plan, prices), unfolded=unfolded, engine=engine, slowdown=factor, slow=slow)
 
 
 def simulate_program(

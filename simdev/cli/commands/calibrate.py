@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from simdev.cli.app import REAL, command
-from simdev.cli.options import JsonOption, OutOption
+from simdev.cli.options import JsonOption, writable
 from simdev.cli.tables import print_figures
 from simdev.errors import InvalidInput, UnknownName
 
@@ -19,7 +19,9 @@ def calibrate(
         list[Path] | None,
         typer.Argument(help="Measured files or folders: op tables, profiler traces, logs of nccl-tests."),
     ] = None,
-    out: OutOption = Path("device.toml"),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Where to write: a file, or a folder.", callback=writable)
+    ] = Path("device.toml"),
     model: Annotated[str | None, typer.Option(help="Which device model of the data (default: all).")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the fits.")] = 0,
     steps: Annotated[

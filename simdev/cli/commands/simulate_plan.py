@@ -71,9 +71,7 @@ def simulate_plan(
     ] = "always",
     slowdown: Annotated[
         float | None,
-        typer.Option(
-            min=1, help="How much slower kernels run beside a collective.", show_default="that of the framework"
-        ),
+        typer.Option(help="How much slower kernels run beside a collective.", show_default="that of the framework"),
     ] = None,
     slow: Annotated[
         list[str] | None,

@@ -251,10 +251,12 @@ def control(name: str, what: str, text: str = "") -> str:
     return {"rows": str(rows), "error": percent(error)}[what]
 
 
-def fidelity(goal: str, what: str) -> str:
-    """Of the shipped report on fidelity: how many ``rows`` a goal has, or their mean ``error``."""
+def fidelity(goal: str, what: str, group: str = "") -> str:
+    """Of the shipped report on fidelity: how many ``rows`` a goal has in groups with this text, or their mean
+    ``error``."""
     with open(BOARDS / "fidelity" / "cases.csv", encoding="utf-8", newline="") as file:
-        errors = [abs(float(line["error"])) for line in csv.DictReader(file) if line["goal"] == goal]
+        lines = [line for line in csv.DictReader(file) if line["goal"] == goal and group in line["group"]]
+    errors = [abs(float(line["error"])) for line in lines]
     return {"rows": str(len(errors)), "error": percent(sum(errors) / len(errors))}[what]
 
 

@@ -2,6 +2,7 @@
 
 Weights are float64, so that losses agree to the last digits however the sums are divided."""
 
+import contextlib
 import importlib
 import importlib.util
 import math
@@ -9,12 +10,17 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 
+import numpy as np
 import pytest
 
 from simdev.errors import Unsupported
 from simdev.integrations.configs import find_writer
+from simdev.integrations.configs.pytorch.pieces import SCHEDULES
+from simdev.integrations.configs.settings import Settings, settings_of
 from simdev.parallel import Mesh
+from simdev.parallel.orders import SCHEDULES as ORDERS
 from simdev.planners import Choice
 from simdev.planners.plan_file import make_job
 
@@ -130,6 +136,7 @@ def test_losses_are_those_of_one_process(write):
     four = [
         write(microbatch=2, recompute="full", dp_replicate=2, dp_shard=2)[0],
         write(microbatch=2, recompute="full", dp_shard=2, tp=2)[0],
+        write(microbatch=4, dp_replicate=2, tp=2)[0],
         write(microbatch=2, pp=2, dp_shard=2)[0],
         write(microbatch=2, recompute="selective", pp=2, dp_replicate=2)[0],
         write(microbatch=2, recompute="full", schedule="gpipe", pp=2, tp=2)[0],
@@ -157,18 +164,23 @@ def test_losses_of_transformers_models_are_those_of_one_process(write):
     one = [float32(model=LLAMA, microbatch=16, dp_shard=1), float32(model=MIXTRAL, microbatch=16, dp_shard=1)]
     two = [float32(model=MIXTRAL, microbatch=4, ep=2)]
     four = [
+        float32(model=MIXTRAL, microbatch=4, dp_shard=2, ep=2),
+        float32(model=MIXTRAL, microbatch=2, dp_replicate=2, ep=2),
+        float32(model=MIXTRAL, microbatch=4, ep=2, tp=2),
+        float32(model=MIXTRAL, microbatch=4, pp=2, ep=2),
+        float32(model=LLAMA, microbatch=4, dp_replicate=2, dp_shard=2),
+        float32(model=LLAMA, microbatch=4, dp_replicate=2, tp=2),
         float32(model=LLAMA, microbatch=2, recompute="full", dp_shard=2, tp=2),
         float32(model=LLAMA, microbatch=2, recompute="selective", pp=2, dp_shard=2),
         float32(model=LLAMA, microbatch=4, schedule="gpipe", pp=2, dp_replicate=2),
         float32(model=LLAMA.replace("layers=2", "layers=4"), microbatch=2, pp=2, dp_shard=2, schedule="interleaved",
                 stages_per_rank=2),
-        float32(model=MIXTRAL, microbatch=4, dp_shard=2, ep=2),
     ]  # fmt: skip
     one.append(float32(model=LLAMA.replace("layers=2", "layers=4"), microbatch=16, dp_shard=1))
     dense, experts, deeper = losses(one, 1)
     assert dense[2] < dense[1] < dense[0]
     found = losses(two, 2) + losses(four, 4)
-    for script, expected in zip(found, [experts, dense, dense, dense, deeper, experts], strict=True):
+    for script, expected in zip(found, [*[experts] * 5, *[dense] * 5, deeper], strict=True):
         assert script == pytest.approx(expected, rel=1e-6)
 
 
@@ -221,16 +233,116 @@ def planned_calls(job, choice):
     return found
 
 
+@contextlib.contextmanager
+def fake_ranks(ranks, rank):
+    """A fake process group, of which this process is ``rank``."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from simdev.parallel.capture.stage import forget_meshes
+
+    forget_meshes()
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def read_script(path, job):
+    """The settings that a script has, and the parameters of its whole model: from what ``build`` makes on the first
+    rank of each stage."""
+    from torch import nn
+    from torch.distributed._composable_state import _get_module_state
+
+    script, meshes, counted = script_of(path), [], 0
+    make_mesh = script.init_device_mesh
+    script.init_device_mesh = lambda *given, **named: meshes.append(make_mesh(*given, **named)) or meshes[-1]
+    ranks, pp = math.prod(script.MESH.values()), script.MESH.get("pp", 1)
+    layers = [0] * len(getattr(script, "STAGES", ()))
+    for stage in range(pp):
+        meshes.clear()
+        with fake_ranks(ranks, stage * ranks // pp):
+            built = script.build()
+            stages = built[1] if pp > 1 else []
+            models = [one.model for one in stages] or [built[0]]
+            counted += sum(p.numel() for model in models for p in model.parameters() if not p.is_meta)
+        for number, model in enumerate(models if pp > 1 else ()):
+            layers[stage + number * pp] = len(next(m for m in model.modules() if isinstance(m, nn.ModuleList)))
+    sizes = dict(zip(meshes[0].mesh_dim_names, meshes[0].shape, strict=True))
+    if "fsdp" in sizes:  # the names of transformers, whose experts have a mesh of their own
+        tp, shards = sizes["tp"], sizes.pop("fsdp")
+        sizes["ep"] = max(1, meshes[1].size(3) // tp) if len(meshes) > 1 else 1
+        sizes["dp_shard"] = shards // sizes["ep"]
+        assert tuple(built[-1].shape) == (script.MICROBATCH * script.MICROBATCHES, script.LENGTH)
+    mesh = Mesh({axis: size for axis, size in sizes.items() if size > 1})
+    model = models[0]
+    state = _get_module_state(model)
+    assert (state is not None) == (mesh.replicas > 1)
+    stored = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
+    computes = state and state._mp_policy.param_dtype
+    precision = "mixed" if stored == {"float32"} and str(computes) == "torch.bfloat16" else stored.pop()
+    wraps = any("Checkpoint" in type(m).__name__ for m in model.modules())
+    wraps |= any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
+    names = {one: name for name, one in SCHEDULES.items()}
+    return Settings(
+        ranks, mesh, script.MICROBATCH * script.MICROBATCHES * mesh.replicas, job.parameters["length"],
+        script.MICROBATCH, built[0]._n_microbatches if pp > 1 else script.MICROBATCHES,
+        names[type(built[0]).__name__] if pp > 1 else "", tuple(layers),
+        ("selective" if hasattr(script, "kept_results") else "full") if wraps else "none",
+        getattr(script, "REDUCE_EACH", False), precision,
+    ), counted  # fmt: skip
+
+
+@pytest.mark.slow
+def test_two_hundred_scripts_say_their_plans(write, tmp_path):
+    """Of plans drawn from all of three jobs, each is refused with a reason or its script has what the plan says."""
+    pytest.importorskip("transformers")
+    rng, ends = np.random.default_rng(2), Counter()
+    (tmp_path / "mixed.py").write_text(MODEL.replace(".double()", ""), encoding="utf-8")
+    deeper = [name.replace("layers=2", "layers=4") for name in (LLAMA, MIXTRAL)]
+    jobs = [
+        make_job(name, "dgx-a100", 16, ranks=ranks, schedules=ORDERS)
+        for name, ranks in zip([f"{tmp_path}/my_model.py:make_step", f"{tmp_path}/mixed.py:make_step", *deeper] * 2,
+                               [2, 4, 8, 4, 4, 8, 4, 8], strict=True)
+    ]  # fmt: skip
+    plans = [(job, list(job.choices())) for job in jobs]
+    path = tmp_path / "train.py"
+    whole = {}
+    while ends["written"] < 200:
+        job, choices = plans[rng.integers(len(plans))]
+        choice = choices[rng.integers(len(choices))]
+        try:
+            path.write_text(find_writer("pytorch")(job, choice), encoding="utf-8")
+        except Unsupported as error:
+            ends[str(error)[:40]] += 1
+            continue
+        found, parameters = read_script(path, job)
+        assert found == settings_of(job, choice), path.read_text(encoding="utf-8")
+        assert whole.setdefault(job.model.name, parameters) == parameters, (job.name, choice)
+        ends["written"] += 1
+        ends[job.model.name] += 1
+        ends[f"{found.recompute} {found.schedule}"] += 1
+        ends["reduced each"] += found.reduce_each
+    assert len(whole) == 4 and min(ends[name] for name in whole) > 20, ends
+    assert all(ends[f"{recompute} {name}"] for recompute in ("none", "selective", "full") for name in SCHEDULES), ends
+    assert ends["reduced each"] > 10
+
+
 @pytest.mark.parametrize(
     "plan",
     [
         {"microbatch": 4, "recompute": "none", "dp_shard": 2},
         {"microbatch": 4, "recompute": "full", "dp_shard": 2},
         {"microbatch": 4, "recompute": "selective", "dp_shard": 2},
+        pytest.param({"microbatch": 4, "dp_replicate": 2}, marks=pytest.mark.slow),
+        pytest.param({"microbatch": 2, "dp_replicate": 2, "dp_shard": 2}, marks=pytest.mark.slow),
         pytest.param({"microbatch": 8, "tp": 2}, marks=pytest.mark.slow),
+        pytest.param({"microbatch": 4, "dp_replicate": 2, "tp": 2}, marks=pytest.mark.slow),
         pytest.param({"microbatch": 4, "dp_shard": 2, "tp": 2}, marks=pytest.mark.slow),
         pytest.param({"microbatch": 4, "schedule": "gpipe", "pp": 2}, marks=pytest.mark.slow),
         pytest.param({"microbatch": 2, "recompute": "full", "pp": 2, "tp": 2}, marks=pytest.mark.slow),
+        pytest.param({"microbatch": 2, "pp": 2, "dp_replicate": 2}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -248,20 +360,26 @@ def test_the_script_executes_the_program_that_was_planned(write, plan):
     "plan",
     [
         {"model": LLAMA, "microbatch": 8, "recompute": "full", "dp_shard": 2, "tp": 2},
+        {"model": MIXTRAL, "microbatch": 8, "ep": 2},
         {"model": MIXTRAL, "microbatch": 4, "dp_shard": 2, "ep": 2},
+        {"model": MIXTRAL, "microbatch": 4, "dp_replicate": 2, "ep": 2},
+        {"model": MIXTRAL, "microbatch": 8, "ep": 2, "tp": 2},
+        {"model": MIXTRAL, "microbatch": 4, "pp": 2, "ep": 2},
     ],
-    ids=["fsdp x tp", "fsdp x ep"],
+    ids=["fsdp x tp", "ep", "fsdp x ep", "replicas x ep", "ep x tp", "pp x ep"],
 )
 def test_the_script_of_a_transformers_model_executes_the_program(write, plan, monkeypatch):
     pytest.importorskip("transformers")
     from simdev.parallel.capture.record import RankRecorder
 
     path, job, choice = write(**plan)
-    if choice.mesh["ep"] > 1:  # an even router: the tokens times the active experts, over the ranks of ep
-        monkeypatch.setattr(RankRecorder.__init__, "__defaults__", (4 * 8 * 2 // 2,))
+    if choice.mesh["ep"] > 1:  # an even router: the tokens times the active experts, over the ranks that share them
+        rows = plan["microbatch"] * 8 * 2 // (choice.mesh["ep"] * choice.mesh["tp"] ** 2)
+        monkeypatch.setattr(RankRecorder.__init__, "__defaults__", (rows,))
     done, planned = calls_of(path, choice), planned_calls(job, choice)
     assert done == planned
-    assert {axes for *_, axes in planned[0]} >= {("dp_shard",), ("ep",) if choice.mesh["ep"] > 1 else ("tp",)}
+    used = {axis for calls in planned for *_, axes in calls for axis in axes}
+    assert used == {axis for axis, _ in choice.mesh.inner}
 
 
 @pytest.mark.slow

@@ -89,6 +89,7 @@ def test_a_plan_with_experts_and_a_pipeline():
         (MIXTRAL, "ep=16", "experts: 8 does not divide by 16"),
         (MIXTRAL.replace("length=64", "length=33"), "ep=2", "length: 66 rows .* do not divide by 8"),
         (DEEPSEEK.replace("active=2", "active=9"), "ep=2", "active: 9 of 8 experts"),
+        (DEEPSEEK.replace("hidden=32", "hidden=24"), "dp_shard=16", "hidden: the 24 rows of an expert .* 16 shards"),
         (MIXTRAL, "cp=2", "cp: mixtral is not parallelised along it"),
         (MIXTRAL.replace("kv_heads=2", "kv_heads=1"), "tp=2", "kv_heads: 1 does not divide by 2"),
         (MIXTRAL.replace("]", ",imbalance=3]"), "ep=2", "imbalance: expected 1 .balanced. to 2 .*, got 3.0"),

@@ -161,7 +161,8 @@ def mixture(
 
 def check_balance(p, mesh, source: str) -> None:
     """Raise :class:`InvalidInput` unless experts divide among the ranks and tokens among the experts, and the values of
-    ``imbalance``, ``dispatch`` and ``gate`` are possible."""
+    ``imbalance``, ``dispatch`` and ``gate`` are possible. Where a rank has fewer experts than ``dp_shard`` ranks share,
+    FSDP divides the rows of each expert, and does not pad them."""
     for name, known in (("dispatch", DISPATCHES), ("gate", GATES)):
         if p[name] not in known:
             raise UnknownName(name, str(p[name]), known, source=source)
@@ -170,6 +171,12 @@ def check_balance(p, mesh, source: str) -> None:
     if p["experts"] % mesh["ep"]:
         message = f"{p['experts']} does not divide by {mesh['ep']} expert-parallel ranks"
         raise InvalidInput(message, source=source, field="experts")
+    shards = mesh["dp_shard"]
+    if p["experts"] // mesh["ep"] < shards:
+        for name, size in (("width", p["width"]), ("hidden", p["hidden"] // mesh["tp"])):
+            if size % shards:
+                message = f"the {size} rows of an expert do not divide by {shards} shards"
+                raise InvalidInput(message, source=source, field=name)
     rows = p["microbatch"] * p["length"] * p["active"]
     if rows % p["experts"]:
         message = f"{rows} rows (tokens times active experts) do not divide by {p['experts']} experts"

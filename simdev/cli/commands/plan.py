@@ -180,7 +180,13 @@ def plan(
     rows = [
         {**figures(job, o, price), "why": why_slower(best, o) if o is not best else ""} for o in [best, *others][:top]
     ]
-    text = writer(job, choice) if writer else None
+    try:
+        text = writer(job, choice) if writer else None
+    except Unsupported:
+        if not as_json:  # a search takes minutes, and its table is the answer, too
+            _print(job, rows, budget, helps, price)
+            _print_sizes(job, sizes)
+        raise
     if out is not None:
         from simdev.files import write_text
         from simdev.planners.plan_file import plan_text

@@ -127,6 +127,8 @@ def _deepseek(p: dict) -> Arguments:
         "ffn-hidden-size": p["dense_hidden"],
         "num-attention-heads": p["heads"],
         "multi-latent-attention": True,
+        "qk-layernorm": True,  # of the small queries, keys and values
+        "rotary-base": 10_000,
         **({"q-lora-rank": p["query_rank"]} if p["query_rank"] else {}),
         "kv-lora-rank": p["rank"],
         "qk-head-dim": p["head"],

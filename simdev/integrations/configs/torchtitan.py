@@ -9,7 +9,7 @@ from simdev.planners import Choice, Job
 RELEASE = "torchtitan 0.3.0"
 SCHEDULES = {
     "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "looped-bfs": "LoopedBFS",
-    "zero-bubble": "InterleavedZeroBubble", "zbv": "ZBVZeroBubble", "dualpipe": "DualPipeV",
+    "zero-bubble": "InterleavedZeroBubble", "zbv": "ZBVZeroBubble", "dualpipe-v": "DualPipeV",
 }  # fmt: skip
 RECOMPUTE = {"none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"}
 # The model and its size -> torchtitan's module and function.

@@ -106,7 +106,7 @@ def test_plan_keeps_only_parameters_that_are_given(graphs):
         ({"placers": ["no_such_file.py:x"]}, InvalidInput),
         ({"placers": [f"{ODD}:none"]}, UnknownName),
         ({"budget": "quik"}, UnknownName),
-        ({"budget": "evaluations=-1"}, UnknownName),
+        ({"budget": "evaluations=-1"}, InvalidInput),
         ({"budget": "seconds=nan"}, UnknownName),
         ({"seeds": 0}, InvalidInput),
         ({"rules": "fifo/fifo/lazy"}, UnknownName),

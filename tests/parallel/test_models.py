@@ -98,7 +98,7 @@ def test_a_file_may_name_its_model_like_a_shipped_one(file):
         (("@parallel_model", "@str"), "mine", "cannot be imported"),
         (('"layers": 2, ', ""), "mine", "whole number 'layers'"),
         ((MODEL, "x = 1"), "mine", "no such function"),
-        ((MODEL, "def"), "mine", "cannot be imported: SyntaxError"),
+        ((MODEL, "def"), "mine", "line 1: not Python"),
         (("    return Stage(", "    return str("), "mine", "TypeError"),
         (("    import torch\n", "    return None\n    import torch\n"), "mine", "returned NoneType, not a Stage"),
         (("    import torch\n", "    mesh.nothing\n    import torch\n"), "mine", "AttributeError.*nothing"),

@@ -11,15 +11,25 @@ from simdev.parallel.mesh import Mesh
 from simdev.planners import Choice, Job, PlanBudget
 
 
-def fully_sharded(job: Job, budget: PlanBudget) -> Choice:
-    """Parameters sharded over all ranks, the least recomputation and then the largest microbatch that fit. Raises
+def replicated(job: Job, budget: PlanBudget) -> Choice:
+    """Whole replicas, with the least recomputation and then the largest microbatch that fit. Raises
     :class:`Unsupported` for a model without the axis, and if nothing fits."""
-    if "dp_shard" not in job.model.axes:
-        raise Unsupported(f"fsdp: {job.model.name} has no axis dp_shard")
-    sizes = sorted(job.microbatches, reverse=True)
-    plain = (Choice(mesh(job), size, recompute) for recompute in job.known_recomputes for size in sizes)
-    choices = (replace(choice, reduce_each=job.may_reduce_each(choice)) for choice in plain)
+    return first_fit(job, budget, _alike(job, "dp_replicate", "ddp"), "ddp")
+
+
+def fully_sharded(job: Job, budget: PlanBudget) -> Choice:
+    """The same with parameters that are sharded over all ranks, and gradients that are reduced after each
+    microbatch."""
+    choices = (replace(choice, reduce_each=job.may_reduce_each(choice)) for choice in _alike(job, "dp_shard", "fsdp"))
     return first_fit(job, budget, choices, "fsdp")
+
+
+def _alike(job: Job, axis: str, what: str) -> Iterator[Choice]:
+    """Data parallelism along ``axis`` over all ranks: the least recomputation and the largest microbatch first."""
+    if axis not in job.model.axes:
+        raise Unsupported(f"{what}: {job.model.name} has no axis {axis}")
+    sizes = sorted(job.microbatches, reverse=True)
+    yield from (Choice(mesh(job, axis=axis), size, kind) for kind in job.known_recomputes for size in sizes)
 
 
 def megatron_rule(job: Job, budget: PlanBudget) -> Choice:

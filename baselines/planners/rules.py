@@ -1,9 +1,8 @@
 """The rules that people follow without a search of plans: data parallelism, with whole or with sharded replicas, and
 the rule of Megatron-LM."""
 
-from simdev.baselines.planners._rules import first_fit, fully_sharded, megatron_rule, mesh
-from simdev.errors import Unsupported
-from simdev.planners import Choice, planner
+from simdev.baselines.planners._rules import fully_sharded, megatron_rule, replicated
+from simdev.planners import planner
 
 
 @planner(
@@ -17,12 +16,7 @@ from simdev.planners import Choice, planner
 def ddp(job, *, rng, budget):
     """Data parallelism as in PyTorch's DistributedDataParallel (Li et al. 2020): every rank holds the whole model. The
     microbatch is the largest that fits, with as little recomputation as possible."""
-    if "dp_replicate" not in job.model.axes:
-        raise Unsupported(f"ddp: {job.model.name} has no axis dp_replicate")
-    whole = mesh(job, axis="dp_replicate")
-    sizes = sorted(job.microbatches, reverse=True)
-    choices = (Choice(whole, size, recompute) for recompute in job.known_recomputes for size in sizes)
-    return first_fit(job, budget, choices, "ddp")
+    return replicated(job, budget)
 
 
 @planner(

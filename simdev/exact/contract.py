@@ -154,12 +154,34 @@ def topological(count: int, before: np.ndarray, after: np.ndarray) -> list[int]:
     return order
 
 
-def _classes(problem: LoadProblem, class_of: np.ndarray, before: np.ndarray, after: np.ndarray) -> Classes:
-    count = int(class_of.max()) + 1
+def joined(
+    costs: Classes | LoadProblem,
+    label: np.ndarray,
+    arcs: tuple[np.ndarray, np.ndarray],
+    borders: dict[tuple[int, ...], float],
+    class_of: np.ndarray,
+) -> Classes:
+    """The classes that ``label`` makes of the nodes of ``costs``: their sums, the ``arcs`` between them as int
+    ``(before, after)``, and the cost of each border by the classes that touch it. ``class_of`` is as in
+    :class:`Classes`."""
+    count = int(label.max()) + 1
     predecessors: list[set[int]] = [set() for _ in range(count)]
-    for a, b in zip(before.tolist(), after.tolist(), strict=True):
+    for a, b in zip(*(ends.tolist() for ends in arcs), strict=True):
         predecessors[b].add(a)
-    _, target, tensor = problem.edges
+    return Classes(
+        accelerator_time=np.bincount(label, costs.accelerator_time, count),
+        cpu_time=np.bincount(label, costs.cpu_time, count),
+        size=np.bincount(label, costs.size, count),
+        predecessors=tuple(frozenset(p) for p in predecessors),
+        border_cost=np.array(list(borders.values()), float),
+        member_ptr=np.cumsum([0, *(len(key) for key in borders)]).astype(np.int64),
+        members=np.array([c for key in borders for c in key], np.int64),
+        class_of=class_of,
+    )
+
+
+def _classes(problem: LoadProblem, class_of: np.ndarray, before: np.ndarray, after: np.ndarray) -> Classes:
+    _, target, _ = problem.edges
     touched: dict[tuple[int, ...], float] = {}
     reader = class_of[target]
     for t, start in enumerate(problem.consumer_ptr[:-1]):
@@ -167,13 +189,4 @@ def _classes(problem: LoadProblem, class_of: np.ndarray, before: np.ndarray, aft
         if len(members) > 1 and problem.tensor_cost[t] > 0:
             key = tuple(sorted(members))
             touched[key] = touched.get(key, 0.0) + float(problem.tensor_cost[t])
-    return Classes(
-        accelerator_time=np.bincount(class_of, problem.accelerator_time, count),
-        cpu_time=np.bincount(class_of, problem.cpu_time, count),
-        size=np.bincount(class_of, problem.size, count),
-        predecessors=tuple(frozenset(p) for p in predecessors),
-        border_cost=np.array(list(touched.values()), float),
-        member_ptr=np.cumsum([0, *(len(key) for key in touched)]).astype(np.int64),
-        members=np.array([c for key in touched for c in key], np.int64),
-        class_of=class_of,
-    )
+    return joined(problem, class_of, (before, after), touched, class_of)

@@ -6,7 +6,7 @@ import heapq
 
 import numpy as np
 
-from simdev.exact.contract import Classes, topological
+from simdev.exact.contract import Classes, joined, topological
 
 
 def merge_dominated(classes: Classes) -> Classes:
@@ -76,25 +76,13 @@ def regroup(classes: Classes, label: np.ndarray) -> Classes:
     rank = np.empty(count, np.int64)
     rank[order] = np.arange(count)
     label = rank[label]
-    predecessors: list[set[int]] = [set() for _ in range(count)]
-    for a, b in zip(rank[before].tolist(), rank[after].tolist(), strict=True):
-        predecessors[b].add(a)
     borders: dict[tuple[int, ...], float] = {}
     for b, cost in enumerate(classes.border_cost.tolist()):
         members = classes.members[classes.member_ptr[b] : classes.member_ptr[b + 1]]
         key = tuple(sorted(set(label[members].tolist())))
         if len(key) > 1:
             borders[key] = borders.get(key, 0.0) + cost
-    return Classes(
-        accelerator_time=np.bincount(label, classes.accelerator_time, count),
-        cpu_time=np.bincount(label, classes.cpu_time, count),
-        size=np.bincount(label, classes.size, count),
-        predecessors=tuple(frozenset(p) for p in predecessors),
-        border_cost=np.array(list(borders.values()), float),
-        member_ptr=np.cumsum([0, *(len(key) for key in borders)]).astype(np.int64),
-        members=np.array([c for key in borders for c in key], np.int64),
-        class_of=label[classes.class_of],
-    )
+    return joined(classes, label, (rank[before], rank[after]), borders, label[classes.class_of])
 
 
 def component_arcs(classes: Classes, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -264,7 +264,28 @@ class EpisodeBatch:
         return {"step_time_s": self.step_ns / 1e9, "overflow_bytes": self.overflow.copy()}
 
 
-class PlacementEnv(gymnasium.Env):
+class _Episodes:
+    """What both environments say of their episodes."""
+
+    _scenario: Scenario
+    _episodes: EpisodeBatch
+
+    @property
+    def problem(self) -> Problem:
+        return self._scenario.problem
+
+    @property
+    def best(self) -> Placement | None:
+        """The fastest placement that fits, of all episodes so far."""
+        return None if self._episodes.best is None else _full(self._scenario, self._episodes.best)
+
+    @property
+    def evaluations(self) -> int:
+        """Simulations since the environment was made."""
+        return self._episodes.evaluations
+
+
+class PlacementEnv(_Episodes, gymnasium.Env):
     """One episode at a time. The docstring of this module describes observations, actions and rewards.
 
     ``workload`` is a workload id or graph file, and ``topology`` a name or TOML file; ``problem`` replaces both.
@@ -298,23 +319,9 @@ class PlacementEnv(gymnasium.Env):
         self.observation_space, self.action_space = self._scenario.observation_space, self._scenario.action_space
 
     @property
-    def problem(self) -> Problem:
-        return self._scenario.problem
-
-    @property
     def placement(self) -> Placement:
         """The current placement of all ops."""
         return _full(self._scenario, self._episodes.placement[0])
-
-    @property
-    def best(self) -> Placement | None:
-        """The fastest placement that fits, of all episodes so far."""
-        return None if self._episodes.best is None else _full(self._scenario, self._episodes.best)
-
-    @property
-    def evaluations(self) -> int:
-        """Simulations since the environment was made."""
-        return self._episodes.evaluations
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         super().reset(seed=seed)
@@ -346,7 +353,7 @@ class PlacementEnv(gymnasium.Env):
         return {name: value[0].item() for name, value in self._episodes.info().items()}
 
 
-class PlacementVectorEnv(VectorEnv):
+class PlacementVectorEnv(_Episodes, VectorEnv):
     """``num_envs`` episodes in lock step, which are simulated together. The arguments are those of
     :class:`PlacementEnv`.
 
@@ -366,20 +373,6 @@ class PlacementVectorEnv(VectorEnv):
         self.single_observation_space, self.single_action_space = single.observation_space, single.action_space
         self.observation_space = batch_space(single.observation_space, num_envs)
         self.action_space = batch_space(single.action_space, num_envs)
-
-    @property
-    def problem(self) -> Problem:
-        return self._scenario.problem
-
-    @property
-    def best(self) -> Placement | None:
-        """The fastest placement that fits, of all episodes so far."""
-        return None if self._episodes.best is None else _full(self._scenario, self._episodes.best)
-
-    @property
-    def evaluations(self) -> int:
-        """Simulations since the environment was made."""
-        return self._episodes.evaluations
 
     def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict | None = None):
         super().reset(seed=seed if seed is None or isinstance(seed, int) else seed[0])

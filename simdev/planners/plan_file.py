@@ -16,10 +16,9 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 from simdev.errors import InvalidInput, quoted
-from simdev.files import MIB, parse_json, read_json, read_text, write_text
+from simdev.files import MIB, read_json, write_text
 from simdev.parallel import find_model, load_cluster
 from simdev.parallel.framework import find_framework
 from simdev.planners.job import Choice, Job, choice_from
@@ -56,14 +55,6 @@ def plan_text(model: str, cluster: str, job: Job, choice: Choice, figures: Mappi
 def save_plan(path: str | os.PathLike, model: str, cluster: str, job: Job, choice: Choice, **figures: object) -> None:
     """Write a plan file (:func:`plan_text`)."""
     write_text(path, plan_text(model, cluster, job, choice, figures))
-
-
-def is_plan_file(path: str) -> bool:
-    """Whether ``path`` is a file that says of itself that it holds a plan."""
-    if not path.endswith(".json") or not Path(path).is_file():
-        return False
-    document = parse_json(read_text(path, MAX_PLAN), path)
-    return isinstance(document, dict) and document.get("format") == FORMAT
 
 
 def load_plan(path: str | os.PathLike, model: str = "", cluster: str = "") -> tuple[Job, Choice]:

@@ -7,11 +7,13 @@ import sys
 import time
 from pathlib import Path
 
+import misbehave
 import numpy as np
 
-from simdev.errors import Unsupported
 from simdev.placers.placer import placer
 from simdev.problem.placement import Placement
+
+misbehave.register(placer)
 
 
 @placer("walk", version=1, family="test", searches=True, defaults={"worst": False})
@@ -66,69 +68,14 @@ def delegating(problem, *, rng, budget):
     return Placement(np.ones(problem.graph.n_ops, np.int32))
 
 
-@placer("glutton", version=1, family="test")
-def glutton(problem, *, rng, budget):
-    return [np.ones(1 << 26) for _ in range(100)]
-
-
-@placer("shy", version=1, family="test")
-def shy(problem, *, rng, budget):
-    raise Unsupported("not today")
-
-
-@placer("broken", version=1, family="test")
-def broken(problem, *, rng, budget):
-    raise ZeroDivisionError("one line\nand another")
-
-
 @placer("wrong", version=1, family="test")
 def wrong(problem, *, rng, budget):
     return Placement(np.full(problem.graph.n_ops, 99))
 
 
-@placer("suicidal", version=1, family="test")
-def suicidal(problem, *, rng, budget):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 @placer("needy", version=1, family="test", needs=("no_such_package",))
 def needy(problem, *, rng, budget):
     raise AssertionError("is not called")
-
-
-@placer("leaver", version=1, family="test")
-def leaver(problem, *, rng, budget):
-    raise SystemExit("good bye")
-
-
-@placer("interrupter", version=1, family="test")
-def interrupter(problem, *, rng, budget):
-    raise KeyboardInterrupt
-
-
-@placer("generator", version=1, family="test")
-def generator(problem, *, rng, budget):
-    raise GeneratorExit("not a generator")
-
-
-@placer("surrogate", version=1, family="test")
-def surrogate(problem, *, rng, budget):
-    raise RuntimeError("\udcff\x00\x1b[31m")
-
-
-class Unspeakable(Exception):
-    def __str__(self):
-        raise ValueError("no words")
-
-
-@placer("speechless", version=1, family="test")
-def speechless(problem, *, rng, budget):
-    raise Unspeakable
-
-
-@placer("quitter", version=1, family="test")
-def quitter(problem, *, rng, budget):
-    os._exit(0)
 
 
 @placer("vandal", version=1, family="test")
@@ -140,19 +87,9 @@ def vandal(problem, *, rng, budget):
 
 @placer("forker", version=1, family="test", defaults={"log": "", "seconds": 0})
 def forker(problem, *, rng, budget, log, seconds):
-    """Leaves two processes behind, one of them in a session of its own. Each writes its process id."""
     if problem.graph.name == "tiny":
         return Placement(np.ones(problem.graph.n_ops, np.int32))
-    for apart in (False, True):
-        if os.fork() == 0:
-            if apart:
-                os.setsid()
-            with open(log, "a", encoding="utf-8") as file:
-                file.write(f"{os.getpid()}\n")
-            time.sleep(600)
-    while not Path(log).is_file() or len(Path(log).read_text().split()) < 2:
-        time.sleep(0.01)
-    time.sleep(seconds)
+    misbehave.leave_two_processes(log, seconds)
     return Placement(np.ones(problem.graph.n_ops, np.int32))
 
 
@@ -197,44 +134,13 @@ def sleeper(problem, *, rng, budget):
     return Placement(np.ones(problem.graph.n_ops, np.int32))
 
 
-@placer("crasher", version=1, family="test")
-def crasher(problem, *, rng, budget):
-    """Ends by a segmentation fault, as broken native code does."""
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
-@placer("talker", version=1, family="test")
-def talker(problem, *, rng, budget):
-    raise RuntimeError("word " * 10_000_000)
-
-
-class Locked(Exception):
-    def __reduce__(self):
-        raise TypeError("stays here")
-
-
-@placer("locked", version=1, family="test")
-def locked(problem, *, rng, budget):
-    raise Locked("cannot be pickled")
-
-
 @placer("lingerer", version=1, family="test")
 def lingerer(problem, *, rng, budget):
-    """Leaves a thread that never ends, so that its process would not end either."""
-    import threading
-
-    threading.Thread(target=time.sleep, args=(600,)).start()
+    misbehave.leave_a_thread()
     return Placement(np.ones(problem.graph.n_ops, np.int32))
 
 
 @placer("outsider", version=1, family="test")
 def outsider(problem, *, rng, budget):
-    """Changes the folder, the streams, the signals and the recursion limit of its process."""
-    import sys
-
-    os.chdir("/")
-    sys.stdout = sys.stderr = None
-    sys.setrecursionlimit(50)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
-        signal.signal(number, signal.SIG_IGN)
+    misbehave.change_the_process()
     return Placement(np.ones(problem.graph.n_ops, np.int32))

@@ -87,16 +87,19 @@ def _list_planners(entries: dict | None = None) -> list[dict]:
     from simdev.planners import planners
 
     return [
-        {
-            "name": spec.name,
-            "version": f"v{spec.version}",
-            "family": spec.family,
-            "params": dict(spec.defaults),
-            "searches": "simulates plans" if spec.searches else "",
-            "source": spec.source,
-        }
+        {**_head(spec), "searches": "simulates plans" if spec.searches else "", "source": spec.source}
         for spec in (entries or planners()).values()
     ]
+
+
+def _head(spec) -> dict:
+    """What the lists of placers and planners begin with."""
+    return {
+        "name": spec.name,
+        "version": f"v{spec.version}",
+        "family": spec.family,
+        "params": dict(spec.defaults),
+    }
 
 
 def _list_models(entries: dict | None = None) -> list[dict]:
@@ -113,10 +116,7 @@ def _list_placers(entries: dict | None = None) -> list[dict]:
 
     return [
         {
-            "name": spec.name,
-            "version": f"v{spec.version}",
-            "family": spec.family,
-            "params": dict(spec.defaults),
+            **_head(spec),
             "memory": "" if spec.memory_aware else "ignores memory",
             "repeatable": "" if spec.repeatable else "may stop by the clock",
             "source": spec.source,

@@ -31,12 +31,10 @@ by semicolons, and an input is written ``op:output``. A column ``ns:KIND`` holds
 from __future__ import annotations
 
 import csv
-import json
-import os
 from collections.abc import Hashable
 
 from simdev.errors import InvalidInput
-from simdev.files import text_of, write_text
+from simdev.files import text_of
 from simdev.graphs.importers import Imported, importer, is_json, json_with
 from simdev.graphs.importers.reading import Fields, json_object, name_of
 from simdev.problem.graph import PHASES, ComputationGraph, GraphBuilder
@@ -89,17 +87,6 @@ def build(document: Fields, path) -> Imported:
             shared[key] = builder.tensor(*key[:2])
         builder.connect(shared[key], ends[1])
     return Imported(builder.build(), measured or None)
-
-
-def export_json(graph: ComputationGraph, path: str | os.PathLike | None = None) -> str:
-    """``graph`` as JSON text. If ``path`` is given, the text is also written there. Importing it gives the same
-    fingerprint."""
-    rows = [json.dumps(op_row(graph, op)) for op in range(graph.n_ops)]
-    head = {"format": FORMAT, "version": VERSION, "name": graph.name, "meta": graph.meta}
-    text = json.dumps(head)[:-1] + ', "ops": [\n' + ",\n".join(rows) + "\n]}\n"
-    if path is not None:
-        write_text(path, text)
-    return text
 
 
 def op_row(graph: ComputationGraph, op: int) -> dict:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from simdev.bench import rows
 from simdev.graphs.random_graphs import family_split
 from simdev.placers import registry
-from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, Size, geometric, interval, interval_text
+from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, Size, geometric, interval, interval_text, sizes
 from simdev.studies.reproduce.placeto import FAMILIES, TRAINED_BY, ratios_to_best
 
 TITLE = "Placeto: grouping learned with placement, one policy for several families"
@@ -26,18 +26,8 @@ JOINTLY = {
 
 
 JOINT = ("inception-v3", "nmt", "transformer-xl-2")
-SIZES = {
-    "tiny": Size(
-        topology="p100x4",
-        joint=("transformer-xl-2",),
-        joint_evaluations=60,
-        seeds=2,
-        families=("inception", "nmt"),
-        graphs_of_a_family=5,
-        training_evaluations=60,
-        tuning_evaluations=20,
-    ),
-    "small": Size(
+SIZES = sizes(
+    small=dict(
         topology="p100x4",
         joint=JOINT,
         joint_evaluations=500,
@@ -47,17 +37,23 @@ SIZES = {
         training_evaluations=2000,
         tuning_evaluations=200,
     ),
-    "full": Size(
-        topology="p100x4",
-        joint=JOINT,
+    tiny=dict(
+        joint=("transformer-xl-2",),
+        joint_evaluations=60,
+        seeds=2,
+        families=("inception", "nmt"),
+        graphs_of_a_family=5,
+        training_evaluations=60,
+        tuning_evaluations=20,
+    ),
+    full=dict(
         joint_evaluations=20_000,
         seeds=10,
-        families=FAMILIES,
         graphs_of_a_family=32,
         training_evaluations=100_000,
         tuning_evaluations=20_000,
     ),
-}
+)
 
 
 def run(lab: Lab) -> Iterator[list[str]]:

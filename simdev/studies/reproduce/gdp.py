@@ -6,7 +6,17 @@ import json
 from collections.abc import Iterator, Sequence
 
 from simdev.placers import registry
-from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, Size, chosen, geometric, interval, interval_text
+from simdev.studies.reproduce.lab import (
+    Lab,
+    LabCase,
+    RunResult,
+    Size,
+    chosen,
+    geometric,
+    interval,
+    interval_text,
+    sizes,
+)
 from simdev.studies.reproduce.picture import learning_curves
 
 TITLE = "GDP: Generalized Device Placement for Dataflow Graphs (Zhou et al. 2019)"
@@ -24,21 +34,8 @@ ABLATION = {
 UPDATES = 50  # the paper fine-tunes in fewer than 50
 
 
-SIZES = {
-    "tiny": Size(
-        evaluations=60,
-        seeds=2,
-        workloads=FIVE[2:4],
-        topology="p100x4",
-        training_topologies=("k80x4",),
-        training_evaluations=100,
-        training_seeds=1,
-        large="rnnlm",
-        large_topology="p100x8",
-        large_evaluations=40,
-        large_seeds=2,
-    ),
-    "small": Size(
+SIZES = sizes(
+    small=dict(
         evaluations=500,
         seeds=5,
         workloads=FIVE,
@@ -51,20 +48,19 @@ SIZES = {
         large_evaluations=300,
         large_seeds=10,
     ),
-    "full": Size(
-        evaluations=20_000,
-        seeds=10,
-        workloads=FIVE,
-        topology="p100x4",
-        training_topologies=("k80x4", "v100x8-dgx1"),
-        training_evaluations=200_000,
-        training_seeds=10,
-        large="gnmt-8",
-        large_topology="p100x8",
-        large_evaluations=20_000,
-        large_seeds=10,
+    tiny=dict(
+        evaluations=60,
+        seeds=2,
+        workloads=FIVE[2:4],
+        training_topologies=("k80x4",),
+        training_evaluations=100,
+        training_seeds=1,
+        large="rnnlm",
+        large_evaluations=40,
+        large_seeds=2,
     ),
-}
+    full=dict(evaluations=20_000, seeds=10, training_evaluations=200_000, training_seeds=10, large_evaluations=20_000),
+)
 
 
 def run(lab: Lab) -> Iterator[list[str]]:

@@ -77,6 +77,11 @@ class Size(SimpleNamespace):
     """The numbers that make an experiment tiny, small or full, by name; each experiment has its own."""
 
 
+def sizes(small: dict, tiny: dict, full: dict) -> dict[str, Size]:
+    """The sizes of an experiment: all numbers of the small one, and those in which the others differ from it."""
+    return {"tiny": Size(**{**small, **tiny}), "small": Size(**small), "full": Size(**{**small, **full})}
+
+
 class Lab:
     """The folder of an experiment, the experiment's size, and the observer that reports progress.
 

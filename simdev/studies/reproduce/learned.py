@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from simdev.bench.matrix import MACHINES, TWELVE
-from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, Size, best_at, chosen, geometric, interval_text
+from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, Size, best_at, chosen, geometric, interval_text, sizes
 
 TITLE = "Learned search: a network that chooses the moves of a search"
 LEARNED = "learned-search"
@@ -16,16 +16,8 @@ CAP = 10.0  # the ratio of a run that does not fit
 
 SMALLEST = ("dlrm", "transformer-xl-2", "wavenet-2x18")  # graphs of the board
 TEN = tuple(name for name in TWELVE if not name.startswith("gnmt"))  # of GNMT, a run takes up to minutes
-SIZES = {
-    "tiny": Size(
-        evaluations=60,
-        seeds=2,
-        workloads=("transformer-xl-2",),
-        workloads_of_all_seeds=("transformer-xl-2",),
-        topologies=("p100x4",),
-        checkpoints=(20, 60),
-    ),
-    "small": Size(
+SIZES = sizes(
+    small=dict(
         evaluations=2000,
         seeds=3,
         workloads=TEN,
@@ -33,15 +25,22 @@ SIZES = {
         topologies=MACHINES,
         checkpoints=(20, 100, 500, 2000),
     ),
-    "full": Size(
+    tiny=dict(
+        evaluations=60,
+        seeds=2,
+        workloads=("transformer-xl-2",),
+        workloads_of_all_seeds=("transformer-xl-2",),
+        topologies=("p100x4",),
+        checkpoints=(20, 60),
+    ),
+    full=dict(
         evaluations=20_000,
         seeds=10,
         workloads=TWELVE,
         workloads_of_all_seeds=TWELVE,
-        topologies=MACHINES,
         checkpoints=(20, 100, 500, 2000, 20_000),
     ),
-}
+)
 
 Runs = dict[str, list[RunResult]]  # of each entry, over cases and seeds
 

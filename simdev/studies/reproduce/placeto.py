@@ -10,12 +10,12 @@ from simdev.studies.reproduce.lab import (
     Lab,
     LabCase,
     RunResult,
-    Size,
     chosen,
     evaluations_to,
     geometric,
     interval,
     interval_text,
+    sizes,
 )
 from simdev.studies.reproduce.picture import bars, learning_curves
 
@@ -26,19 +26,8 @@ FAMILIES = ("inception", "nasnet", "nmt")
 TRAINED_BY = "placeto[from_best=false]"  # the episodes of the paper, which start as a zero-shot placement does
 
 
-SIZES = {
-    "tiny": Size(
-        evaluations=60,
-        seeds=2,
-        workloads=("transformer-xl-2",),
-        topology="p100x4",
-        families=("inception",),
-        graphs_of_a_family=5,
-        training_evaluations=100,
-        per_graph_evaluations=60,
-        zero_shot_evaluations=1,
-    ),
-    "small": Size(
+SIZES = sizes(
+    small=dict(
         evaluations=1000,
         seeds=5,
         workloads=("inception-v3", "nmt"),
@@ -49,18 +38,24 @@ SIZES = {
         per_graph_evaluations=200,
         zero_shot_evaluations=1,
     ),
-    "full": Size(
+    tiny=dict(
+        evaluations=60,
+        seeds=2,
+        workloads=("transformer-xl-2",),
+        families=("inception",),
+        graphs_of_a_family=5,
+        training_evaluations=100,
+        per_graph_evaluations=60,
+    ),
+    full=dict(
         evaluations=20_000,
         seeds=10,
         workloads=("inception-v3", "nmt", "nasnet-a-large"),
-        topology="p100x4",
-        families=FAMILIES,
         graphs_of_a_family=32,
         training_evaluations=100_000,
         per_graph_evaluations=20_000,
-        zero_shot_evaluations=1,
     ),
-}
+)
 
 
 def run(lab: Lab) -> Iterator[list[str]]:

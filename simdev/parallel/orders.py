@@ -10,9 +10,14 @@ and ``dualpipe-v`` place two stages on each rank in the form of a V.
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
 
 from simdev.errors import InvalidInput, UnknownName, Unsupported
+from simdev.parallel.capture.kept import remembered
 
 Action = tuple[str, int, int]
 PYTORCH = {
@@ -49,7 +54,20 @@ def pipeline_order(
     if schedule == "dualpipe-v" and microbatches < 2 * ranks:
         message = f"dualpipe-v on {ranks} ranks needs at least {2 * ranks}, got {microbatches}"
         raise InvalidInput(message, source="plan", field="microbatches")
-    return _pytorch(schedule, ranks, microbatches, stages_per_rank)
+    if ranks < 2:
+        raise InvalidInput(f"{schedule} needs at least two pipeline ranks", source="plan", field="pp")
+    if importlib.util.find_spec("torch") is None:
+        raise Unsupported(f"the schedule {schedule} needs PyTorch: pip install 'simdev[capture]'")
+    numbers = schedule, ranks, microbatches, stages_per_rank
+    found = remembered(_name_of(numbers), lambda: {"order": _pytorch(*numbers)})
+    return tuple(tuple((what, stage, m) for what, stage, m in actions) for actions in found["order"])
+
+
+def _name_of(numbers: tuple[str, int, int, int]) -> str:
+    """The name under which an order of PyTorch is kept: importing PyTorch takes longer than a warm search for a plan
+    may."""
+    text = f"{numbers} {version('torch')}".encode()
+    return hashlib.sha256(text + Path(__file__).read_bytes()).hexdigest()[:32]
 
 
 def _single(schedule: str, rank: int, ranks: int, microbatches: int) -> tuple[Action, ...]:
@@ -63,12 +81,8 @@ def _single(schedule: str, rank: int, ranks: int, microbatches: int) -> tuple[Ac
 
 
 def _pytorch(schedule: str, ranks: int, microbatches: int, stages_per_rank: int) -> tuple[tuple[Action, ...], ...]:
-    try:
-        from torch.distributed.pipelining import schedules
-    except ImportError:
-        raise Unsupported(f"the schedule {schedule} needs PyTorch: pip install 'simdev[capture]'") from None
-    if ranks < 2:
-        raise InvalidInput(f"{schedule} needs at least two pipeline ranks", source="plan", field="pp")
+    from torch.distributed.pipelining import schedules
+
     kind = getattr(schedules, f"Schedule{PYTORCH[schedule]}")
     made = object.__new__(kind)  # the constructor wants stages with modules; the order needs numbers alone
     made.pp_group_size, made.n_local_stages, made._n_microbatches = ranks, stages_per_rank, microbatches

@@ -5,8 +5,9 @@ import pytest
 from drawn import two_streams
 
 from simdev.errors import InvalidInput, UnknownName
-from simdev.parallel import Host, Plan, find_model, load_cluster, unroll
+from simdev.parallel import Host, Plan, find_model, load_cluster, orders, unroll
 from simdev.parallel.against_flow import ops_against_flow
+from simdev.parallel.capture import kept
 from simdev.parallel.mesh import Mesh, parse_mesh
 from simdev.parallel.orders import SCHEDULES, pipeline_order, stage_rank
 from simdev.parallel.passes import PIPELINE, STEP, pass_names, shortest_order
@@ -166,6 +167,18 @@ def test_split_schedules_compute_both_halves_of_each_backward_pass_once(name, st
     assert {a[1:] for a in actions if a[0] in "BI"} == {a[1:] for a in actions if a[0] in "BW"} == every
     for rank, mine in enumerate(orders):
         assert {stage_rank(name, 4, a[1]) for a in mine} == {rank}
+
+
+def test_an_order_of_pytorch_is_kept_and_asked_for_once(tmp_path, monkeypatch):
+    pytest.importorskip("torch.distributed.pipelining.schedules")
+    monkeypatch.setenv(kept.APART, str(tmp_path / "captures"))
+    made = pipeline_order.__wrapped__("zero-bubble", 4, 8, 2)
+    monkeypatch.setattr(orders, "_pytorch", lambda *numbers: pytest.fail("asked again"))
+    assert pipeline_order.__wrapped__("zero-bubble", 4, 8, 2) == made
+    (file,) = (tmp_path / "captures").iterdir()
+    file.write_bytes(file.read_bytes()[:-20])
+    monkeypatch.setattr(orders, "_pytorch", lambda *numbers: ((("F", 0, 0),),))
+    assert pipeline_order.__wrapped__("zero-bubble", 4, 8, 2) == ((("F", 0, 0),),), "a damaged file was trusted"
 
 
 def test_a_v_shaped_schedule_turns_at_the_last_rank():

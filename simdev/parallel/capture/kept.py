@@ -18,7 +18,7 @@ import json
 import lzma
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from importlib.metadata import version
@@ -115,6 +115,15 @@ def save(name: str, segments: list[Segment], figures: dict[str, object]) -> None
         text = stage_text(segments, figures)
         with replacing(where / f"{name}.json.gz") as file:
             file.write(packed(name, text))
+
+
+def remembered(name: str, make: Callable[[], dict[str, object]]) -> dict[str, Any]:
+    """What ``make`` returns, an object of JSON, kept under ``name`` from an earlier call or made now."""
+    found = load(name)
+    if found is None:
+        found = {"segments": [], **make()}
+        save(name, [], found)
+    return found
 
 
 def packed(name: str, text: str) -> bytes:
@@ -243,7 +252,7 @@ def _code() -> str:
     """Of PyTorch's version and of the files that decide what a capture holds."""
     here = Path(__file__).parent
     names = "record", "stage", "cut", "split", "kept", "ring", "packages", "blocks", "pieces", "tensor_rule", "fakes"
-    files = [here / f"{name}.py" for name in names]
+    files = [here / f"{name}.py" for name in (*names, "reshard")]
     files += [here.parent / f"{name}.py" for name in ("program", "passes", "hugging_face", "plain")]
     files += [here.parents[1] / "graphs" / "selective.py"]
     capturing = "trace", "attention", "rewrites", "packages", "vision_ops"
@@ -251,7 +260,8 @@ def _code() -> str:
     return _digest(files, version("torch"))
 
 
-def _source(function) -> str:
+@cache
+def _source(function: Callable) -> str:
     """Of the model's file, and of the modules in its folder that it imports, directly or through one another."""
     path = inspect.getsourcefile(function)
     if not path:

@@ -17,6 +17,7 @@ import numpy as np
 
 from simdev.errors import InvalidInput
 from simdev.graphs.parallel_model import ParallelModel, Part
+from simdev.parallel.capture import kept
 from simdev.parallel.capture.stage import fake_process_group
 from simdev.parallel.cluster import Cluster
 from simdev.parallel.costs.collectives import route
@@ -46,10 +47,15 @@ def slice_of(model: ParallelModel, parameters: dict, mesh: Mesh) -> Slice:
 @lru_cache(maxsize=1024)
 def _input_bytes(model: ParallelModel, parameters: tuple, mesh: Mesh) -> int:
     """Bytes of the inputs of a middle stage that need a gradient."""
+    small = Mesh({axis: 2 if axis.startswith("dp") else size for axis, size in mesh.inner})
+    name = kept.fingerprint(model, {**dict(parameters), "inputs": True}, small, Part(1, False, False))
+    return int(kept.remembered(name, lambda: {"bytes": _built_bytes(model, parameters, small)})["bytes"])
+
+
+def _built_bytes(model: ParallelModel, parameters: tuple, small: Mesh) -> int:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    small = Mesh({axis: 2 if axis.startswith("dp") else size for axis, size in mesh.inner})
     default = torch.get_default_dtype()
     try:
         with fake_process_group(small) as torch_mesh:
@@ -57,7 +63,7 @@ def _input_bytes(model: ParallelModel, parameters: tuple, mesh: Mesh) -> int:
             with FakeTensorMode(allow_non_fake_inputs=True):
                 inputs = [x for x in stage.inputs() if getattr(x, "requires_grad", False)]
     except Exception as error:  # of the model's own code, which may be the user's
-        raise InvalidInput(f"cannot be built on {mesh}: {sentence(error)}", source=model.name) from error
+        raise InvalidInput(f"cannot be built on {small}: {sentence(error)}", source=model.name) from error
     finally:
         torch.set_default_dtype(default)
     return sum(x.numel() * x.element_size() for x in inputs)

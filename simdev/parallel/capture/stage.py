@@ -160,13 +160,21 @@ def accumulates(model: ParallelModel, parameters: tuple) -> bool:
     (:attr:`Plan.reduce_each <simdev.parallel.plan.Plan>`); ``parameters`` as for :func:`captured`."""
     if isinstance(model.function, kept.Packed):
         return model.function.accumulates
+    mesh, part = Mesh({"dp_shard": 1}), Part(1)
+    name = kept.fingerprint(model, {**dict(parameters), "accumulates": True}, mesh, part)
+    found = kept.remembered(name, lambda: {"accumulates": _builds_sync(model, parameters, mesh, part)})
+    return bool(found["accumulates"])
+
+
+def _builds_sync(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part) -> bool:
+    """Whether a stage of the model, which is built for this, can leave gradients unreduced."""
     kept.need_to_capture(PLANNING_MIB)
     import torch
 
     default = torch.get_default_dtype()
     try:
-        with fake_process_group(Mesh({"dp_shard": 1})) as torch_mesh:
-            stage = model.function(torch_mesh, Part(1), **{**dict(parameters), "layers": 1})
+        with fake_process_group(mesh) as torch_mesh:
+            stage = model.function(torch_mesh, part, **{**dict(parameters), "layers": part.layers})
     except Exception as error:  # of the model's own code, which may be the user's
         raise InvalidInput(f"cannot be built: {sentence(error)}", source=model.name) from error
     finally:

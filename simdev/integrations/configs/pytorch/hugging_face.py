@@ -22,7 +22,7 @@ from simdev.parallel.capture.packages import plan_of_blocks
 from simdev.parallel.hugging_face import TransformersModel
 from simdev.planners import Choice, Job
 
-RELEASE = "PyTorch 2.13, transformers 5.23"
+RELEASE = "PyTorch 2.13, transformers 5.24"
 OWN = ("transformers_version", "architectures", "dtype")  # of a configuration, which say nothing of the model
 
 

@@ -60,7 +60,7 @@ def write(job: Job, choice: Choice, settings: Settings) -> str:
         "MICROBATCH": settings.microbatch,
         "MICROBATCHES": settings.microbatches,
         "EACH": settings.reduce_each,
-        "RESHARD": bool(job.parameters.get("reshard_after_forward", True)),
+        "RESHARD": settings.reshard_after_forward,
         "RANKS": "(dist.get_world_size() // MESH['pp'])" if flags["pp"] else "dist.get_world_size()",
         **(_stages(built, settings) if flags["pp"] else {}),
     }

@@ -253,7 +253,9 @@ def read_torchtitan(text, job):
     policy = config.activation_checkpoint
     recompute = "none" if policy is None else kinds[type(policy).__qualname__.split(".")[0]]
     assert policy is None or isinstance(policy, activation_checkpoint.ActivationCheckpointing.Config)
+    config.__post_init__()  # torchtitan's own checks, which its command makes once more
     training, p = config.training, config.parallelism
+    assert training.disable_cuda_graphs or config.compile.enable
     ParallelDims.from_config(p, job.ranks)  # which refuses degrees that do not multiply to the ranks
     ep = p.expert_parallel_degree
     assert p.data_parallel_shard_degree * p.context_parallel_degree * p.tensor_parallel_degree % ep == 0
@@ -503,6 +505,21 @@ def test_the_file_says_the_plan(target, monkeypatch):
         said[found.schedule] += 1
     pipelines = {"torchtitan": set(SCHEDULES), "megatron": {"1f1b", "interleaved"}}
     assert set(said) == {"", *pipelines.get(target, ())}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model, sizes",
+    [("llama3-8b", {"pp": 2, "dp_shard": 16}), ("deepseek-v2lite", {"dp_shard": 2, "ep": 4})],
+)
+def test_torchtitans_command_takes_the_file(model, sizes, tmp_path, monkeypatch):
+    manager = pytest.importorskip("torchtitan.config").ConfigManager()
+    plan = choice(**sizes, recompute="full", microbatch=2)
+    name = f"train_plan_{model.partition('-')[0]}"
+    (tmp_path / f"{name}.py").write_text(find_writer("torchtitan")(JOBS[model](), plan), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = manager.parse_args(["--module", name, "--config", "plan"])
+    assert config.parallelism.pipeline_parallel_degree == plan.mesh["pp"]
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,8 @@ def write(job: Job, choice: Choice) -> str:
         "training.mixed_precision_param": "bfloat16",
         "training.mixed_precision_reduce": "float32",
         "training.enable_cpu_offload": False,
+        # torchtitan refuses graphs of pipelines and of exchanged tokens; without a compiler, the host issues kernels.
+        "training.disable_cuda_graphs": pipeline or mesh["ep"] > 1 or not settings.compiled,
         "parallelism.data_parallel_replicate_degree": mesh["dp_replicate"],
         "parallelism.data_parallel_shard_degree": mesh["dp_shard"] * mesh["ep"],  # experts take their ranks from it
         "parallelism.fsdp_reshard_after_forward": choice.reshard,

@@ -221,8 +221,9 @@ class Job:
             raise InvalidInput(f"{what} is possible: {error}", source="job") from None
         raise InvalidInput(f"{what} is possible; pass other --microbatch or --batch", source="job")
 
-    def plan(self, choice: Choice) -> Plan:
-        """The plan of a choice. Raises :class:`InvalidInput` if the choice does not suit model, cluster or batch."""
+    def plan(self, choice: Choice, any_precision: bool = False) -> Plan:
+        """The plan of a choice. Raises :class:`InvalidInput` if the choice does not suit model, cluster or batch, and
+        unless ``any_precision`` if weights would have other data types than in the job's other plans."""
         mesh = choice.mesh
         ranks = sum(stage.ranks for stage in choice.stage_meshes)
         if ranks > self.ranks:
@@ -260,7 +261,7 @@ class Job:
             slowdown=self.software.slowdown,
         )
         plan.parts  # noqa: B018  raises where a stage would have no layer
-        if not all(map(self.same_precision, choice.stage_meshes or (mesh,))):
+        if not any_precision and not all(map(self.same_precision, choice.stage_meshes or (mesh,))):
             raise InvalidInput(self._other_precision(mesh), source=self.model.name, field="mesh")
         return plan
 

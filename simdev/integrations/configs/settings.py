@@ -77,12 +77,14 @@ class Settings:
     distributed_optimizer: bool = False
 
 
-def settings_of(job: Job, choice: Choice, titan: bool = False, builds: tuple[str, ...] = ()) -> Settings:
+def settings_of(
+    job: Job, choice: Choice, titan: bool = False, builds: tuple[str, ...] = (), any_precision: bool = False
+) -> Settings:
     """The settings of a plan. Raises :class:`Unsupported` for stages with meshes of their own, for pipelines that
     reduce gradients after each microbatch, and for a model that is built in another way than its defaults say
     (``weights=bfloat16``) unless in one of ``builds``, which no framework's configuration can express; unless for
     torchtitan, for parameters that stay gathered and stages without a layer; and :class:`InvalidInput` for a choice
-    that does not suit the job."""
+    that does not suit the job, also by its data types unless ``any_precision``."""
     for name, value in job.parameters.items():
         usual = job.model.defaults.get(name)
         if isinstance(value, str) and name not in FREE and value not in (usual, *builds):
@@ -90,7 +92,7 @@ def settings_of(job: Job, choice: Choice, titan: bool = False, builds: tuple[str
             raise Unsupported(f"{message}: it writes {name}={usual}")
     if choice.stage_meshes:
         raise Unsupported(f"configurations have one mesh for all stages, and the plan {choice} has several")
-    plan, pipeline = job.plan(choice), choice.mesh["pp"] > 1
+    plan, pipeline = job.plan(choice, any_precision), choice.mesh["pp"] > 1
     if pipeline and choice.reduce_each:
         raise Unsupported(
             f"no framework's pipeline reduces gradients after each microbatch, and the plan {choice} does"

@@ -19,7 +19,7 @@ RELEASE = plain.RELEASE
 def write(job: Job, choice: Choice) -> str:
     """The script. Raises :class:`Unsupported` for a model whose code simdev does not have (shipped models), and naming
     the part of the plan that the script cannot say."""
-    settings = settings_of(job, choice)
+    settings = settings_of(job, choice, any_precision=True)  # the script keeps those that the model's code gives
     refuse(settings, "the script", "cp")
     refuse_parts(settings, "the script", "reshard_after_forward")
     if settings.mesh["dp_shard"] > 1 and settings.reduce_each != (choice.reduce_each and settings.microbatches > 1):

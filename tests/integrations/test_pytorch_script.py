@@ -95,7 +95,7 @@ def write(tmp_path, monkeypatch):
         plain_pipeline = choice.mesh["pp"] > 1 and not model.startswith(
             "transformers:"
         )  # its stages run the model's own code
-        assert len(text.splitlines()) <= (180 if plain_pipeline else 120)
+        assert len(text.splitlines()) <= (190 if plain_pipeline else 120)
         path = tmp_path / f"train{len(list(tmp_path.glob('train*.py')))}.py"
         path.write_text(text, encoding="utf-8")
         return path, job, choice
@@ -355,6 +355,19 @@ def test_the_script_executes_the_program_that_was_planned(write, plan):
     for executed, expected in zip(done, planned, strict=True):
         assert executed == expected
         assert {axes for *_, axes in expected if axes} == {(axis,) for axis, _ in choice.mesh.inner}
+
+
+def test_scripts_of_plans_with_every_part_are_short(write):
+    """``write`` counts their lines."""
+    for sizes in (
+        {"dp_shard": 2, "tp": 2},
+        {"dp_replicate": 2, "dp_shard": 2, "tp": 2},
+        {"pp": 2, "dp_shard": 2, "tp": 2},
+    ):
+        text = write(microbatch=1, recompute="selective", **sizes)[0].read_text(encoding="utf-8")
+        # What is sharded comes to the device block by block: a whole model may not fit there.
+        assert "on the host" in text or "each block moves" in text
+    assert "step.model.to(device)" in write(microbatch=1, tp=2)[0].read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("plan", [{"tp": 2}, pytest.param({"pp": 2, "schedule": "gpipe"}, marks=pytest.mark.slow)])

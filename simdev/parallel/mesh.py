@@ -34,7 +34,7 @@ class Mesh:
             if axis not in AXES:
                 raise UnknownName("mesh axis", axis, AXES, source="mesh")
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise InvalidInput(f"expected a whole number from 1 on, got {size!r}", source="mesh", field=axis)
+                raise InvalidInput(f"expected a whole number from 1 on, got {quoted(size)}", source="mesh", field=axis)
         if self.ranks > MAX_RANKS:
             raise InvalidInput(f"{self.ranks} ranks; at most {MAX_RANKS} are supported", source="mesh")
 

@@ -174,14 +174,20 @@ class PlainModel:
         """The names of all lists of blocks, each block of which is sharded and recomputed by itself."""
         return _lists(self)
 
+    @property
+    def block_classes(self) -> list[str]:
+        """The names of the classes of all blocks."""
+        return _block_classes(self)
+
     def precision(self, mesh: Mesh) -> str:
         """The data type of the stored parameters; FSDP and its replicas compute in bfloat16 if it is float32."""
         return "mixed" if _stored(self) == "float32" and mesh.replicas > 1 else _stored(self)
 
     def check(self, p: Mapping[str, Any], mesh: Mesh) -> None:
         """Raise :class:`InvalidInput` for what is not offered."""
-        if p["recompute"] not in (RECOMPUTE if self._facts.blocks or self.layers > 1 else RECOMPUTE[:1]):
-            raise UnknownName("recompute", str(p["recompute"]), RECOMPUTE, source=self.name)
+        known = RECOMPUTE if self._facts.blocks or self.layers > 1 else RECOMPUTE[:1]  # there are no blocks
+        if p["recompute"] not in known:
+            raise UnknownName("recompute", str(p["recompute"]), known, source=self.name)
         for size in self._facts.heads:
             if size % mesh["tp"]:
                 message = f"{size} heads or columns do not divide by {mesh['tp']} tensor-parallel ranks"
@@ -653,6 +659,12 @@ def _stored(model: PlainModel) -> str:
 @lru_cache(maxsize=64)
 def _lists(model: PlainModel) -> tuple[str, ...]:
     return tuple(blocks.name for blocks in lists_of_blocks(_make(model).model))
+
+
+@lru_cache(maxsize=64)
+def _block_classes(model: PlainModel) -> list[str]:
+    members = [member for blocks in lists_of_blocks(_make(model).model) for member in blocks.modules]
+    return list(dict.fromkeys(type(member).__name__ for member in members))
 
 
 @lru_cache(maxsize=64)

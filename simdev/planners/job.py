@@ -9,7 +9,7 @@ from itertools import product
 from math import isqrt
 from typing import Any
 
-from simdev.errors import InvalidInput, SimdevError, UnknownName
+from simdev.errors import InvalidInput, SimdevError, UnknownName, quoted
 from simdev.graphs.parallel_model import ParallelModel, usual_precision
 from simdev.parallel.capture.kept import Packed
 from simdev.parallel.capture.stage import accumulates
@@ -101,13 +101,16 @@ def choice_from(values: Mapping) -> Choice:
     wanted = {"mesh": dict, "microbatch": int, "recompute": str, "schedule": str, "stages_per_rank": int}
     for name, kind in {**wanted, "stage_layers": list}.items():
         if not isinstance(values.get(name), kind) or isinstance(values[name], bool):
-            raise InvalidInput(f"expected {kind.__name__}, got {values.get(name)!r}", source="plan", field=name)
+            raise InvalidInput(f"expected {kind.__name__}, got {quoted(values.get(name))}", source="plan", field=name)
+    for name in ("microbatch", "stages_per_rank"):
+        if values[name] < 1:
+            raise InvalidInput(f"expected a whole number from 1 on, got {values[name]}", source="plan", field=name)
     layers = values["stage_layers"]
     if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in layers):
         raise InvalidInput("expected whole numbers from 0 on", source="plan", field="stage_layers")
     each = values.get("reduce_each")
     if not isinstance(each, bool):
-        raise InvalidInput(f"expected true or false, got {each!r}", source="plan", field="reduce_each")
+        raise InvalidInput(f"expected true or false, got {quoted(each)}", source="plan", field="reduce_each")
     given = {name: values[name] for name in list(wanted)[1:]}
     meshes = tuple(Mesh(sizes) for sizes in _listed(values, "stage_meshes", dict))
     kinds = tuple(_listed(values, "stage_recompute", str))
@@ -218,8 +221,9 @@ class Job:
             raise InvalidInput(f"{what} is possible: {error}", source="job") from None
         raise InvalidInput(f"{what} is possible; pass other --microbatch or --batch", source="job")
 
-    def plan(self, choice: Choice) -> Plan:
-        """The plan of a choice. Raises :class:`InvalidInput` if the choice does not suit model, cluster or batch."""
+    def plan(self, choice: Choice, any_precision: bool = False) -> Plan:
+        """The plan of a choice. Raises :class:`InvalidInput` if the choice does not suit model, cluster or batch, and
+        unless ``any_precision`` if weights would have other data types than in the job's other plans."""
         mesh = choice.mesh
         ranks = sum(stage.ranks for stage in choice.stage_meshes)
         if ranks > self.ranks:
@@ -257,7 +261,7 @@ class Job:
             slowdown=self.software.slowdown,
         )
         plan.parts  # noqa: B018  raises where a stage would have no layer
-        if not all(map(self.same_precision, choice.stage_meshes or (mesh,))):
+        if not any_precision and not all(map(self.same_precision, choice.stage_meshes or (mesh,))):
             raise InvalidInput(self._other_precision(mesh), source=self.model.name, field="mesh")
         return plan
 

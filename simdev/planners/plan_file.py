@@ -84,4 +84,6 @@ def load_plan(path: str | os.PathLike, model: str = "", cluster: str = "") -> tu
         job.plan(choice)
     except InvalidInput as error:
         raise InvalidInput(error.message, source=path, field=error.field or str(error.source or "")) from None
+    except OSError as error:  # an id that is too long for the name of a file
+        raise InvalidInput(f"an id cannot be looked up: {error.strerror}", source=path) from None
     return job, choice

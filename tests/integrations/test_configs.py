@@ -6,41 +6,77 @@ import functools
 import re
 import types
 from collections import Counter
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 import pytest
 
 from simdev.errors import UnknownName, Unsupported
 from simdev.integrations.configs import find_writer, targets
-from simdev.integrations.configs.settings import Settings, settings_of
+from simdev.integrations.configs.settings import DEEPSEEK_V3, HUB_MODELS, Settings, settings_of
 from simdev.parallel import Mesh, find_model, load_cluster
+from simdev.parallel.framework import find_framework
 from simdev.parallel.orders import SCHEDULES
 from simdev.planners import Choice, Job
+from simdev.planners.job import RECOMPUTE
 
 DRAWN = 200
 
 
-def make_job(model, cluster="dgx-h100[nodes=4]", batch=256, **changes):
+def make_job(model, cluster="dgx-h100[nodes=4]", batch=256, framework="eager", recomputes=RECOMPUTE, **changes):
     found, parameters = find_model(model)
+    parameters = find_framework(framework).parameters_of(found.name, parameters, model)
     return Job(
         found,
         {**parameters, **changes},
         load_cluster(cluster),
         batch,
+        framework=framework,
         schedules=SCHEDULES,
+        recomputes=recomputes,
         name=f"{model} on {cluster}",
     )
 
 
+MY_MODEL = """
+import torch
+from simdev import TrainingStep
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.Sequential(*(Block() for _ in range(4)))
+
+    def forward(self, x):
+        return self.blocks(x)
+
+def make_step():
+    model = Model()
+    loss = lambda model, x: model(x).square().mean()
+    return TrainingStep(model, (torch.ones(16, 32),), loss, torch.optim.AdamW(model.parameters()))
+"""
 JOBS = {
     "llama3-8b": lambda: make_job("llama3-8b"),
     "llama3-8b, long": lambda: make_job("llama3-8b", length=32_768),
+    "llama3-8b, compiled": lambda: make_job("llama3-8b", framework="compiled"),
+    "llama3-8b, every second": lambda: make_job("llama3-8b", recomputes=("every-2", "every-3")),
     "llama3-70b": lambda: make_job("llama3-70b", "dgx-h100[nodes=8]", 1024),
     "deepseek-v3": lambda: make_job("deepseek-v3", "dgx-h100[nodes=8]"),
     "deepseek-v2lite": lambda: make_job("deepseek-v2lite", "dgx-h100"),
     "mixtral-8x7b": lambda: make_job("mixtral-8x7b"),
     "gpt-1.3b": lambda: make_job("gpt-1.3b", "dgx-a100"),
-    "gpt-18.4b": lambda: make_job("gpt-18.4b", "dgx-a100[nodes=2]"),
+    "gpt-18.4b": lambda: make_job("gpt-18.4b", "dgx-a100[nodes=2]", sequence_parallel="yes"),
+    "gpt-18.4b, nemo": lambda: make_job("gpt-18.4b", "dgx-a100[nodes=2]", framework="nemo"),
+    "llama3-8b, nemo": lambda: make_job("llama3-8b", framework="nemo"),
     "small": lambda: make_job("small", "dgx-a100", 32),
 }
 
@@ -87,6 +123,19 @@ def test_a_plan_with_several_meshes_is_refused(target):
 
 
 REFUSED = [
+    ("transformers", "llama3-8b", choice(dp_replicate=4, dp_shard=8, reduce_each=False), "dp_replicate"),
+    ("transformers", "llama3-8b", choice(dp_shard=16, tp=2), "sequence parallelism"),
+    ("transformers", "gpt-18.4b, plain", choice(dp_replicate=2, tp=8, reduce_each=False), "tp"),
+    ("transformers", "small", choice(dp_shard=8), "no model small"),
+    ("accelerate", "llama3-8b", choice(dp_shard=16, tp=2), "sequence parallelism"),
+    ("accelerate", "llama3-8b, every second", choice(dp_shard=32, recompute="every-2"), "every n-th layer"),
+    ("accelerate", "llama3-8b, bfloat16", choice(dp_shard=32), "weights=bfloat16"),
+    ("accelerate", "gpt-18.4b, nemo", choice(dp_replicate=16, reduce_each=False), "distributed optimizer"),
+    ("deepspeed", "llama3-8b, compiled", choice(dp_shard=32), "torch.compile"),
+    ("deepspeed", "small", choice(dp_replicate=8), "with the last microbatch"),
+    ("torchtitan", "llama3-8b, every second", choice(dp_shard=32, recompute="every-2"), "every n-th layer"),
+    ("megatron", "llama3-8b, compiled", choice(dp_shard=32), "torch.compile"),
+    ("megatron", "mixtral, DeepEP", choice(dp_shard=4, ep=8), "dispatch=tokens"),
     ("transformers", "llama3-8b", choice(pp=2, dp_shard=16), "pp=2"),
     ("transformers", "llama3-8b", choice(recompute="selective", dp_shard=32), "selective"),
     ("transformers", "deepseek-v3", choice(dp_shard=2, ep=16, tp=2), "ep and tp"),
@@ -105,18 +154,91 @@ REFUSED = [
 ]
 
 
+MORE = {
+    "gpt-18.4b, plain": lambda: make_job("gpt-18.4b", "dgx-a100[nodes=2]"),
+    "llama3-8b, bfloat16": lambda: make_job("llama3-8b", weights="bfloat16"),
+    "mixtral, DeepEP": lambda: make_job("mixtral-8x7b", framework="automodel"),
+}
+
+
 @pytest.mark.parametrize("target, model, refused, part", REFUSED)
 def test_a_part_that_a_target_cannot_say_is_refused_by_name(target, model, refused, part):
     if not refused.reduce_each:
         pytest.importorskip("torch")  # the model is asked whether it reduces gradients after each microbatch
     with pytest.raises(Unsupported, match=part):
-        find_writer(target)(JOBS[model](), refused)
+        find_writer(target)({**JOBS, **MORE}[model](), refused)
 
 
 def test_megatron_is_told_of_heads_that_are_normed_and_have_a_size_of_their_own():
     pytest.importorskip("torch")
     text = find_writer("megatron")(make_job("qwen3-moe-30b-a3b"), choice(dp_shard=4, ep=8))
     assert "--kv-channels 128 " in text and "--qk-layernorm " in text and "--num-experts 128 " in text
+
+
+@pytest.mark.parametrize(
+    "target, package",
+    [
+        ("accelerate", "accelerate"),
+        ("deepspeed", "deepspeed"),
+        ("megatron", "megatron-core"),
+        ("torchtitan", "torchtitan"),
+        ("transformers", "transformers"),
+    ],
+)
+def test_a_file_names_the_release_that_is_tested(target, package):
+    try:
+        found = version(package)
+    except PackageNotFoundError:
+        pytest.skip(f"without the package {package}")
+    named = import_module(find_writer(target).__module__).RELEASE.rpartition(" ")[2]
+    assert f"{found}.".startswith(f"{named}."), f"tests run with {found}: name it in RELEASE and in docs/pages/plan.md"
+
+
+@pytest.mark.slow
+def test_shipped_models_have_their_class_in_transformers():
+    """By its name, with the blocks and the tensor-parallel plan that are said of it."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from simdev.parallel.capture.blocks import lists_of_blocks
+
+    for found in (*HUB_MODELS.values(), DEEPSEEK_V3):
+        cls = getattr(transformers, found.name)
+        config = cls.config_class()
+        few = {"num_hidden_layers": 2, "n_layers": 2, "n_layer": 2, "n_routed_experts": 8, "num_local_experts": 8}
+        for name, value in {**few, "num_experts": 8}.items():
+            if hasattr(config, name):
+                setattr(config, name, value)
+        with torch.device("meta"):
+            (blocks,) = lists_of_blocks(cls(config))
+        assert (blocks.name, type(blocks.modules[0]).__name__) == (found.blocks, found.block)
+        assert bool(config.base_model_tp_plan) == found.divides, found
+
+
+def test_blocks_of_a_module_of_the_users_are_named(tmp_path):
+    """FSDP2 wraps them, also where gathered parameters stay until the backward pass, and DeepSpeed recomputes them."""
+    torch = pytest.importorskip("torch")
+    (tmp_path / "my_model.py").write_text(MY_MODEL, encoding="utf-8")
+    job = make_job(f"{tmp_path}/my_model.py:make_step[reshard_after_forward=false]", "dgx-a100", 16)
+    plan = choice(dp_shard=8, recompute="full", reduce_each=False, microbatch=2)
+    text = find_writer("accelerate")(job, plan)
+    assert "transformer_cls_names_to_wrap=['Block']" in text and "reshard_after_forward=False" in text
+    with pytest.raises(Unsupported, match="reshard_after_forward"):
+        find_writer("deepspeed")(job, plan)
+    with pytest.raises(Unsupported, match="no model"):
+        find_writer("transformers")(job, plan)
+    job = make_job(f"{tmp_path}/my_model.py:make_step", "dgx-a100", 16)
+    module = executed(find_writer("deepspeed")(job, choice(dp_shard=8, recompute="full", microbatch=2)))
+    assert module.RECOMPUTED == ["Block"]
+    with pytest.raises(ValueError, match="no block of a class among"):
+        module.prepare(torch.nn.Sequential())
+
+
+def test_megatron_gets_one_queue_where_it_demands_it():
+    """Megatron-LM refuses ``tp`` and ``cp`` without this variable, and Megatron-FSDP with it."""
+    pytest.importorskip("torch")
+    job = JOBS["gpt-18.4b"]()
+    assert "\nCUDA_DEVICE_MAX_CONNECTIONS=1 torchrun" in find_writer("megatron")(job, choice(tp=8, pp=2))
+    assert "\ntorchrun" in find_writer("megatron")(job, choice(dp_replicate=16, reduce_each=False))
+    assert "\ntorchrun" in find_writer("megatron")(JOBS["llama3-8b"](), choice(dp_shard=16, tp=2))
 
 
 # What the files say -----------------------------------------------------------------------------------------------
@@ -131,7 +253,9 @@ def read_torchtitan(text, job):
     policy = config.activation_checkpoint
     recompute = "none" if policy is None else kinds[type(policy).__qualname__.split(".")[0]]
     assert policy is None or isinstance(policy, activation_checkpoint.ActivationCheckpointing.Config)
+    config.__post_init__()  # torchtitan's own checks, which its command makes once more
     training, p = config.training, config.parallelism
+    assert training.disable_cuda_graphs or config.compile.enable
     ParallelDims.from_config(p, job.ranks)  # which refuses degrees that do not multiply to the ranks
     ep = p.expert_parallel_degree
     assert p.data_parallel_shard_degree * p.context_parallel_degree * p.tensor_parallel_degree % ep == 0
@@ -170,6 +294,7 @@ def read_torchtitan(text, job):
         job.ranks, Mesh({a: n for a, n in sizes.items() if n > 1}), training.global_batch_size, training.seq_len,
         microbatch, training.local_batch_size // microbatch if pipeline else accumulated, schedule, tuple(layers),
         recompute, several, "mixed" if training.dtype == "float32" else "bfloat16",
+        splits_tokens=p.enable_sequence_parallel, compiled=config.compile.enable,
     )  # fmt: skip
 
 
@@ -194,9 +319,17 @@ def read_transformers(text, job, monkeypatch):
     steps, microbatch = a.gradient_accumulation_steps, a.per_device_train_batch_size
     precision = "mixed" if a.bf16 else "mixed-float16" if a.fp16 else "float32"
     assert not (a.bf16 and not d.fsdp_mixed_precision)
-    recompute = "full" if a.activation_checkpointing else "none"
+    every = (a.activation_checkpointing_kwargs or {}).get("every_n_layers")
+    assert a.activation_checkpointing == (every is not None) and str(module.DTYPE) == "torch.float32"
+    recompute = {None: "none", 1: "full"}.get(every, f"every-{every}")
+    if d.fsdp_size > 1:
+        (blocks,) = d.fsdp_plan
+        assert blocks.endswith(".*") and d.fsdp_plan[blocks] == "free_full_weight"
     batch = microbatch * steps * mesh.replicas
-    return Settings(mesh.ranks, mesh, batch, module.LENGTH, microbatch, steps, "", (), recompute, each, precision)
+    return Settings(
+        mesh.ranks, mesh, batch, module.LENGTH, microbatch, steps, "", (), recompute, each, precision,
+        compiled=a.torch_compile,
+    )  # fmt: skip
 
 
 def read_accelerate(text, job, monkeypatch):
@@ -212,15 +345,19 @@ def read_accelerate(text, job, monkeypatch):
     mesh = Mesh({axis: size for axis, size in sizes.items() if size > 1})
     assert (sharding is not None) == (mesh["dp_shard"] > 1)
     if sharding is not None:
-        assert sharding.fsdp_version == 2 and sharding.reshard_after_forward is True
-        assert (sharding.mixed_precision_policy is None) == (found.mixed_precision == "no")
+        assert sharding.fsdp_version == 2
+        assert sharding.transformer_cls_names_to_wrap or job.model.name == "small"
+        policy = sharding.mixed_precision_policy
+        assert (policy is None) == (found.mixed_precision == "no")
+        assert policy is None or "bfloat16 torch.float32" == f"{policy.param_dtype} {policy.reduce_dtype}"[6:]
     plugin = found.gradient_accumulation_plugin
     recompute = "full" if sharding is not None and sharding.activation_checkpointing else "none"
     precision = {"bf16": "mixed", "fp16": "mixed-float16", "no": "float32"}[found.mixed_precision]
     batch = module.MICROBATCH * plugin.num_steps * mesh.replicas
     return Settings(
         mesh.ranks, mesh, batch, module.LENGTH, module.MICROBATCH, plugin.num_steps, "", (), recompute,
-        plugin.sync_each_batch, precision,
+        plugin.sync_each_batch, precision, sharding is None or sharding.reshard_after_forward,
+        compiled=found.dynamo_backend == "inductor",
     )  # fmt: skip
 
 
@@ -240,6 +377,7 @@ def read_deepspeed(text, job, monkeypatch):
     )
     recompute = "full" if "apply_activation_checkpointing" in text else "none"
     each = found.zero_optimization_stage == 3 and steps > 1
+    assert str(found.communication_data_type) == ("torch.float16" if precision == "mixed-float16" else "torch.float32")
     return Settings(
         mesh.ranks, mesh, found.train_batch_size, module.LENGTH, found.train_micro_batch_size_per_gpu, steps, "", (),
         recompute, each, precision,
@@ -248,7 +386,8 @@ def read_deepspeed(text, job, monkeypatch):
 
 MEGATRON_NAMES = {  # arguments whose field of TransformerConfig has another name
     "num-experts": "num_moe_experts", "disable-bias-linear": "add_bias_linear", "swiglu": "gated_linear_unit",
-    "recompute-num-layers": "recompute_num_layers",
+    "norm-epsilon": "layernorm_epsilon", "recompute-num-layers": "recompute_num_layers",
+    "no-gradient-accumulation-fusion": "gradient_accumulation_fusion",
     "decoder-first-pipeline-num-layers": "num_layers_in_first_pipeline_stage",
     "decoder-last-pipeline-num-layers": "num_layers_in_last_pipeline_stage",
 }  # fmt: skip
@@ -257,7 +396,8 @@ ELSEWHERE = {  # arguments of Megatron-LM's training loop and of its model class
     "tokenizer-type", "vocab-size", "make-vocab-size-divisible-by", "rotary-base", "position-embedding-type",
     "untie-embeddings-and-output-weights", "group-query-attention", "num-layers-per-virtual-pipeline-stage",
     "multi-latent-attention", "use-megatron-fsdp", "data-parallel-sharding-strategy",
-    "num-distributed-optimizer-instances", "outer-dp-sharding-strategy",
+    "num-distributed-optimizer-instances", "outer-dp-sharding-strategy", "use-distributed-optimizer",
+    "overlap-grad-reduce", "overlap-param-gather",
 }  # fmt: skip
 
 
@@ -288,8 +428,8 @@ def megatron_config(a):
     assert set(ours) <= known, set(ours) - known
     if latent:
         ours.setdefault("q_lora_rank", None)  # an argument that is not given is None, whatever the field's default
-    if "add_bias_linear" in ours:
-        ours["add_bias_linear"] = False
+    for name in {"add_bias_linear", "gradient_accumulation_fusion"} & set(ours):  # arguments that turn a field off
+        ours[name] = False
     if "moe_layer_freq" in ours:
         ours["moe_layer_freq"] = eval(ours["moe_layer_freq"])  # as Megatron-LM does
         assert len(ours["moe_layer_freq"]) == a["num-layers"]
@@ -306,7 +446,8 @@ def read_megatron(text, job):
     a = megatron_arguments(text)
     config = megatron_config(a)
     sharding = {key.replace("-", "_"): a[key] for key in ("use-megatron-fsdp", "data-parallel-sharding-strategy",
-                "num-distributed-optimizer-instances", "outer-dp-sharding-strategy") if key in a}  # fmt: skip
+                "num-distributed-optimizer-instances", "outer-dp-sharding-strategy", "use-distributed-optimizer",
+                "overlap-grad-reduce", "overlap-param-gather") if key in a}  # fmt: skip
     shards = DistributedDataParallelConfig(**sharding)
     pp, tp, cp = (getattr(config, f"{name}_parallel_size") for name in ("pipeline_model", "tensor_model", "context"))
     ep, data = config.expert_model_parallel_size, job.ranks // (pp * tp * cp)
@@ -332,7 +473,8 @@ def read_megatron(text, job):
         mesh.ranks, mesh, a["global-batch-size"], a["seq-length"], a["micro-batch-size"], microbatches,
         ("interleaved" if virtual > 1 else "1f1b") if pp > 1 else "", tuple(stages) if pp > 1 else (),
         "full" if config.recompute_granularity == "full" else "none", several,
-        "mixed-float16" if config.fp16 else "bfloat16" if whole else "mixed",
+        "mixed-float16" if config.fp16 else "bfloat16" if whole else "mixed", splits_tokens=config.sequence_parallel,
+        distributed_optimizer="use-distributed-optimizer" in a and not shards.use_megatron_fsdp,
     )  # fmt: skip
 
 
@@ -359,10 +501,25 @@ def test_the_file_says_the_plan(target, monkeypatch):
         except Unsupported:
             continue
         found = READERS[target](text, job, **more)
-        assert found == settings_of(job, drawn), text
+        assert found == settings_of(job, drawn, builds=("megatron",)), text
         said[found.schedule] += 1
     pipelines = {"torchtitan": set(SCHEDULES), "megatron": {"1f1b", "interleaved"}}
     assert set(said) == {"", *pipelines.get(target, ())}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model, sizes",
+    [("llama3-8b", {"pp": 2, "dp_shard": 16}), ("deepseek-v2lite", {"dp_shard": 2, "ep": 4})],
+)
+def test_torchtitans_command_takes_the_file(model, sizes, tmp_path, monkeypatch):
+    manager = pytest.importorskip("torchtitan.config").ConfigManager()
+    plan = choice(**sizes, recompute="full", microbatch=2)
+    name = f"train_plan_{model.partition('-')[0]}"
+    (tmp_path / f"{name}.py").write_text(find_writer("torchtitan")(JOBS[model](), plan), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = manager.parse_args(["--module", name, "--config", "plan"])
+    assert config.parallelism.pipeline_parallel_degree == plan.mesh["pp"]
 
 
 @pytest.mark.parametrize(
@@ -370,7 +527,10 @@ def test_the_file_says_the_plan(target, monkeypatch):
     [
         "llama3-8b",
         "deepseek-v2lite",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama3-70b", "deepseek-v3")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("llama3-70b", "deepseek-v3", "qwen3-moe-30b-a3b", "qwen3-32b", "gpt-oss-120b")
+        ),
     ],
 )
 def test_torchtitans_model_is_ours(model):
@@ -381,7 +541,7 @@ def test_torchtitans_model_is_ours(model):
     from simdev.graphs.parallel_model import Part
     from simdev.parallel.capture.stage import capture_stage
 
-    job = JOBS[model]()
+    job = JOBS[model]() if model in JOBS else make_job(model)
     config = executed(find_writer("torchtitan")(job, choice(dp_shard=job.ranks))).plan()
     with torch.device("meta"):
         theirs = sum(p.numel() for p in config.model_spec.model.build().parameters())

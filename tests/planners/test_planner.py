@@ -327,6 +327,8 @@ def test_drawn_plans_are_read_back(tmp_path):
         ({"batch": True}, "batch"),
         ({"batch": 7}, "microbatch"),
         ({"choice": []}, "choice"),
+        ({"choice": {**CHOICES[0].to_json(), "microbatch": 0}}, "microbatch"),
+        ({"cluster": "x" * 5000}, "an id cannot be looked up"),
         ({"model": "evil.py:model"}, "model"),
         ({"model": "/etc/config.json"}, "model"),
         ({"cluster": "mine.toml[nodes=2]"}, "cluster"),

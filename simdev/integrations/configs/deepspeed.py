@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 
 from simdev.errors import Unsupported
-from simdev.integrations.configs.settings import BLOCKS, header, refuse, refuse_precision, settings_of
+from simdev.integrations.configs.settings import (
+    block_classes,
+    header,
+    refuse,
+    refuse_parts,
+    refuse_precision,
+    settings_of,
+)
 from simdev.planners import Choice, Job
 
 RELEASE = "DeepSpeed 0.19"
@@ -17,9 +24,12 @@ def write(job: Job, choice: Choice) -> str:
     recomputes: DeepSpeed's configuration has no switch for that."""
     settings, mesh = settings_of(job, choice), choice.mesh
     refuse(settings, "a DeepSpeed configuration", "pp", "cp", "ep")
+    refuse_parts(settings, "a DeepSpeed configuration")
     refuse_precision(settings, "a DeepSpeed configuration", "mixed", "mixed-float16", "float32")
     if mesh["dp_shard"] > 1 and settings.microbatches > 1 and not settings.reduce_each:
         raise Unsupported(f"ZeRO 3 reduces gradients after each microbatch, and the plan {choice} does not")
+    if mesh["dp_shard"] == 1 and settings.reduce_each:
+        raise Unsupported(f"ZeRO 0 reduces gradients with the last microbatch, and the plan {choice} with each")
     if settings.recompute == "selective":
         raise Unsupported("simdev writes no DeepSpeed code that recomputes parts of a block (selective)")
     if mesh["dp_shard"] > 1 and mesh["dp_replicate"] > 1:
@@ -33,6 +43,8 @@ def write(job: Job, choice: Choice) -> str:
         "gradient_accumulation_steps": settings.microbatches,
         "bf16": {"enabled": settings.precision == "mixed"},
         "fp16": {"enabled": settings.precision == "mixed-float16"},
+        "communication_data_type": "fp16" if settings.precision == "mixed-float16" else "fp32",  # of gradients
+        **({"data_types": {"grad_accum_dtype": "fp32"}} if mesh["dp_shard"] > 1 else {}),  # stage 0 has no other
         "zero_optimization": zero,
         "tensor_parallel": {"autotp_size": mesh["tp"]},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
@@ -40,16 +52,21 @@ def write(job: Job, choice: Choice) -> str:
     text = json.dumps(document, indent=4).replace("true", "True").replace("false", "False")
     lines = [f"LENGTH = {settings.length}  # tokens of a sequence", f"CONFIG = {text}", "", ""]
     if settings.recompute == "full":
-        block = BLOCKS.get(job.model.name, "YourBlock")
+        blocks = block_classes(job)
+        if not blocks:
+            raise Unsupported(f"simdev does not know the class of the blocks of {job.model.name}, to recompute them")
         lines += [
-            f'RECOMPUTED = "{block}"  # the class of the block that repeats',
+            f"RECOMPUTED = {blocks!r}  # the classes of the blocks that repeat",
             "",
             "",
             "def prepare(model):",
             '    """Keep the input of each block only, and compute the block again in its backward pass."""',
             "    from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrapper",
             "",
-            "    wrapper.apply_activation_checkpointing(model, check_fn=lambda m: type(m).__name__ == RECOMPUTED)",
+            "    blocks = [module for module in model.modules() if type(module).__name__ in RECOMPUTED]",
+            "    if not blocks:",
+            '        raise ValueError(f"{type(model).__name__} has no block of a class among {RECOMPUTED}")',
+            "    wrapper.apply_activation_checkpointing(model, check_fn=lambda module: module in blocks)",
             "    return model",
         ]
     else:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from simdev.errors import Unsupported
-from simdev.integrations.configs.settings import Settings, header, refuse_precision, settings_of, torchrun
+from simdev.integrations.configs.settings import (
+    Settings,
+    header,
+    refuse_parts,
+    refuse_precision,
+    settings_of,
+    torchrun,
+)
+from simdev.parallel import find_model
 from simdev.planners import Choice, Job
 
 RELEASE = "torchtitan 0.3.0"
@@ -19,7 +27,9 @@ CONFIGURATIONS = {
     ("llama3", "405b"): ("llama3", "llama3_405b"),
     ("deepseek", "v2lite"): ("deepseek_v3", "deepseek_v3_16b"),
     ("deepseek", "v3"): ("deepseek_v3", "deepseek_v3_671b"),
+    ("qwen3-moe", "30b-a3b"): ("qwen3", "qwen3_30b_a3b"),
 }
+OF_TRANSFORMERS = {"qwen3-32b": ("qwen3", "qwen3_32b"), "gpt-oss-120b": ("gpt_oss", "gpt_oss_120b")}
 
 
 FREE = ("length", "microbatch", "recompute", "norm", "imbalance")  # no part of the model
@@ -31,11 +41,12 @@ def write(job: Job, choice: Choice) -> str:
     a step; without one, microbatches accumulate gradients, which FSDP reduces after each of them."""
     settings = settings_of(job, choice, titan=True)
     module, function = _configuration(job)
+    refuse_parts(settings, "torchtitan", "torch.compile", "sequence parallelism")
     refuse_precision(settings, "torchtitan", "mixed", "bfloat16")
     mesh, pipeline = settings.mesh, settings.mesh["pp"] > 1
     if mesh["ep"] > 1 and mesh["tp"] > 1:
         raise Unsupported("torchtitan 0.3 does not divide experts over tp, and this plan does (ep and tp)")
-    if mesh["dp_shard"] > 1 and settings.microbatches > 1 and not pipeline and not settings.reduce_each:
+    if mesh.replicas > 1 and settings.microbatches > 1 and not pipeline and not settings.reduce_each:
         raise Unsupported(f"torchtitan reduces gradients after each microbatch, and the plan {choice} does not")
     values: dict[str, object] = {
         "training.local_batch_size": settings.microbatch * (settings.microbatches if pipeline else 1),
@@ -45,11 +56,13 @@ def write(job: Job, choice: Choice) -> str:
         "training.mixed_precision_param": "bfloat16",
         "training.mixed_precision_reduce": "float32",
         "training.enable_cpu_offload": False,
+        # torchtitan refuses graphs of pipelines and of exchanged tokens; without a compiler, the host issues kernels.
+        "training.disable_cuda_graphs": pipeline or mesh["ep"] > 1 or not settings.compiled,
         "parallelism.data_parallel_replicate_degree": mesh["dp_replicate"],
         "parallelism.data_parallel_shard_degree": mesh["dp_shard"] * mesh["ep"],  # experts take their ranks from it
         "parallelism.fsdp_reshard_after_forward": choice.reshard,
         "parallelism.tensor_parallel_degree": mesh["tp"],
-        "parallelism.enable_sequence_parallel": True,
+        "parallelism.enable_sequence_parallel": settings.splits_tokens,
         "parallelism.context_parallel_degree": mesh["cp"],
         "parallelism.context_parallel_load_balancer": "headtail",
         "parallelism.expert_parallel_degree": mesh["ep"],
@@ -61,7 +74,7 @@ def write(job: Job, choice: Choice) -> str:
             "parallelism.pipeline_parallel_microbatch_size": settings.microbatch,
             "parallelism.module_fqns_per_model_part": _stages(settings, _layers(job)),
         }
-    values["compile.enable"] = False
+    values |= {"compile.enable": settings.compiled, "compile.components": ["model", "loss"]}
     body = [f"    config.{name} = {value!r}" for name, value in values.items()]
     body.append(f"    config.activation_checkpoint = {RECOMPUTE[settings.recompute]}")
     policy = {"selective": "SelectiveAC", "full": "FullAC"}.get(settings.recompute)
@@ -82,8 +95,13 @@ def _configuration(job: Job) -> tuple[str, str]:
             whole = job.model.parameters(size, {})
             if sizes == {key: value for key, value in whole.items() if key not in FREE}:
                 return found
-    known = ", ".join("-".join(key) for key in CONFIGURATIONS)
-    raise Unsupported(f"torchtitan has no configuration of this model with these sizes; it has {known}")
+    name = job.model.name
+    if name in OF_TRANSFORMERS and job.model.identity == find_model(name)[0].identity:  # no field was changed
+        return OF_TRANSFORMERS[name]
+    known = ", ".join([*("-".join(key) for key in CONFIGURATIONS), *OF_TRANSFORMERS])
+    raise Unsupported(
+        f"torchtitan has no configuration that simdev knows of {name} with these sizes; of {known} it has"
+    )
 
 
 def _layers(job: Job) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from simdev.errors import Unsupported
 from simdev.integrations.configs.pytorch import hugging_face, plain
-from simdev.integrations.configs.settings import refuse, settings_of
+from simdev.integrations.configs.settings import refuse, refuse_parts, settings_of
 from simdev.parallel.hugging_face import TransformersModel
 from simdev.parallel.plain import PlainModel
 from simdev.planners import Choice, Job
@@ -19,8 +19,9 @@ RELEASE = plain.RELEASE
 def write(job: Job, choice: Choice) -> str:
     """The script. Raises :class:`Unsupported` for a model whose code simdev does not have (shipped models), and naming
     the part of the plan that the script cannot say."""
-    settings = settings_of(job, choice)
+    settings = settings_of(job, choice, any_precision=True)  # the script keeps those that the model's code gives
     refuse(settings, "the script", "cp")
+    refuse_parts(settings, "the script", "reshard_after_forward")
     if settings.mesh["dp_shard"] > 1 and settings.reduce_each != (choice.reduce_each and settings.microbatches > 1):
         raise Unsupported(f"the plan {choice} leaves open when gradients are reduced")
     if isinstance(job.model.function, TransformersModel):

@@ -22,7 +22,7 @@ from simdev.parallel.capture.packages import plan_of_blocks
 from simdev.parallel.hugging_face import TransformersModel
 from simdev.planners import Choice, Job
 
-RELEASE = "PyTorch 2.13, transformers 5.23"
+RELEASE = "PyTorch 2.13, transformers 5.24"
 OWN = ("transformers_version", "architectures", "dtype")  # of a configuration, which say nothing of the model
 
 
@@ -49,6 +49,8 @@ def _script(built: TransformersModel, whole, facts: dict, settings: Settings) ->
     ranks["efsdp"] = ranks["fsdp"] * mesh["tp"] // ranks["ep"]
     blocks = plan_of_blocks(whole) if mesh.replicas > 1 else {}
     config = _configuration(built, whole)
+    # FSDP moves each block to the device when it shards it; tensor and expert parallelism expect it there.
+    by_block = mesh.replicas > 1 and mesh["tp"] * mesh["ep"] == 1
     prefix = f"{whole.base_model_prefix}."
     bounds = [0, *accumulate(settings.stage_layers)]
     flags = {
@@ -73,6 +75,9 @@ def _script(built: TransformersModel, whole, facts: dict, settings: Settings) ->
         "BATCH": settings.batch,
         "LENGTH": settings.length,
         "EACH": settings.reduce_each,
+        "PLACE": "" if by_block else "device, ",
+        "STAGED": "" if by_block else "mesh.device_type, ",
+        "MOVES": "  # on the host" * by_block,
         "STORED": "torch.float32" if flags["sharded"] else "torch.bfloat16",
         "STAGES": list(zip(bounds, bounds[1:], strict=False)),
         "STAGE": "stages" if settings.schedule in LOOPED else "stages[0]",
@@ -147,7 +152,7 @@ STAGE = '''class Stage(torch.nn.Module):
     def __init__(self, number, mesh):
         super().__init__()
         torch.manual_seed(0)  # the same parameters on all ranks
-        model = @CLASS@(@CLASS@.config_class.from_dict(CONFIG)).to(mesh.device_type, STORED).train()
+        model = @CLASS@(@CLASS@.config_class.from_dict(CONFIG)).to(@STAGED@STORED).train()@MOVES@
         base, (begin, end) = model.base_model, STAGES[number]
         self.number, self.first, self.last, self.backward_passes = number, begin == 0, number == len(STAGES) - 1, 0
         for name, value in list(vars(model.config).items()):  # lists with a value for each layer  #? lists
@@ -186,7 +191,7 @@ BUILD = '''def build():
     torch.get_device_module(device).set_device(dist.get_node_local_rank(fallback_rank=0))
     mesh = init_device_mesh(device, tuple(MESH.values()), mesh_dim_names=tuple(MESH))
     torch.manual_seed(0)  # the same parameters on all ranks  #? !pp
-    model = @CLASS@(@CLASS@.config_class.from_dict(CONFIG)).to(device, STORED).train()  #? !pp
+    model = @CLASS@(@CLASS@.config_class.from_dict(CONFIG)).to(@PLACE@STORED).train()@MOVES@  #? !pp
 @SPREAD@    modules = [model]  #? !pp
     modules = [Stage(number, mesh) for number in range(mesh["pp"].get_local_rank(), len(STAGES), MESH["pp"])]  #? pp
     stages = [module.pipelined(mesh) for module in modules]  #? pp

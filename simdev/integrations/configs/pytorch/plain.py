@@ -49,18 +49,20 @@ def write(job: Job, choice: Choice, settings: Settings) -> str:
         "pp": settings.mesh["pp"] > 1,
     }
     flags["blocks"] = flags["recompute"] or flags["data"]
+    styles = _styles(built) if flags["tp"] else ""
+    flags["inputs"] = "PrepareModuleInput" in styles
     values = {
         "MODULE": Path(path).stem,
         "FUNCTION": function,
         "MESH": sizes or {"dp_shard": 1},
         "DATA": repr(data[0] if len(data) == 1 else data),
-        "STYLES": _styles(built) if settings.mesh["tp"] > 1 else "",
+        "STYLES": styles,
         "REPLICA": _replica(settings),
         "LISTS": list(built.lists),
         "MICROBATCH": settings.microbatch,
         "MICROBATCHES": settings.microbatches,
         "EACH": settings.reduce_each,
-        "RESHARD": bool(job.parameters.get("reshard_after_forward", True)),
+        "RESHARD": settings.reshard_after_forward,
         "RANKS": "(dist.get_world_size() // MESH['pp'])" if flags["pp"] else "dist.get_world_size()",
         **(_stages(built, settings) if flags["pp"] else {}),
     }
@@ -133,10 +135,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  #? shard
 from torch.distributed.fsdp import MixedPrecisionPolicy  #? replicate
 from torch.distributed.pipelining import PipelineStage, @SCHEDULE@  #? pp
-from torch.distributed.tensor import Replicate  #? tp
+from torch.distributed.tensor import Replicate  #? inputs
 from torch.distributed.tensor.experimental import implicit_replication  #? tp
-from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel  #? tp
-from torch.distributed.tensor.parallel import parallelize_module  #? tp
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  #? tp
+from torch.distributed.tensor.parallel import PrepareModuleInput  #? inputs
 from torch.overrides import TorchFunctionMode  #? pp
 from torch.utils._pytree import tree_leaves, tree_map_only  #? pp
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts  #? selective
@@ -185,11 +187,11 @@ PREPARE = '''def prepare(step, mesh):
     own = [(group, [names[id(p)] for p in group["params"] if id(p) in names]) for group in step.optimizer.param_groups]
     spread(step.model, mesh)  #? spread
     now = {name.replace("_checkpoint_wrapped_module.", ""): p for name, p in step.model.named_parameters()}
-    groups = [{**group, "params": [now[name] for name in some]} for group, some in own if some]
+    groups = [{**group, "params": [now[name] for name in some]} for group, some in own if some]  #? tp
     meshes = dict.fromkeys(getattr(p, "device_mesh", None) for p in now.values())  # one kernel takes one mesh  #? tp
     own = [(g, [p for p in g["params"] if getattr(p, "device_mesh", None) == m]) for g in groups for m in meshes]  #? tp
-    groups = [{**group, "params": part} for group, part in own if part]  #? tp
-    return groups
+    return [{**group, "params": part} for group, part in own if part]  #? tp
+    return [{**group, "params": [now[name] for name in some]} for group, some in own if some]  #? !tp
 
 
 '''
@@ -206,8 +208,9 @@ def build():
     torch.get_device_module(device).set_device(dist.get_node_local_rank(fallback_rank=0))
     mesh = init_device_mesh(device, tuple(MESH.values()), mesh_dim_names=tuple(MESH))
     torch.manual_seed(0)  # the same parameters on all ranks
-    step = @FUNCTION@()
-    step.model.to(device)
+    step = @FUNCTION@()  # on the host: each block moves to the device when it is sharded  #? shard
+    step = @FUNCTION@()  #? !shard
+    step.model.to(device)  #? !shard
     groups = prepare(step, mesh)
     return step.model, step.loss, type(step.optimizer)(groups), [x.to(device) for x in step.inputs]
 
@@ -309,7 +312,8 @@ STAGES = '''def build():
     for number in range(mesh["pp"].get_local_rank(), len(STAGES), MESH["pp"]):
         torch.manual_seed(0)  # the same parameters on all ranks
         step = @FUNCTION@()
-        stages.append(Stage(step, number).to(device))
+        stages.append(Stage(step, number))  # each block moves to the device when it is sharded  #? shard
+        stages.append(Stage(step, number).to(device))  #? !shard
         groups += prepare(step, mesh)
         pipelined.append(stages[-1].pipelined(number, step.inputs[0], mesh))
     schedule = @SCHEDULE@(@STAGE@, MICROBATCHES, lambda loss, _: loss / MICROBATCHES, scale_grads=False)

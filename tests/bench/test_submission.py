@@ -48,6 +48,7 @@ def own(tmp_path_factory):
     graph = make_graph(home / "mine.npz")
     (home / "mine.toml").write_text(MACHINE, encoding="utf-8")
     shutil.copy(ODD, home / "placers.py")
+    shutil.copy(Path(ODD).with_name("misbehave.py"), home)
     placers = ["expert", "heft", f"{home / 'placers.py'}:walk", f"{home / 'placers.py'}:shy"]
     runs = plan([graph, "transformer-xl-2"], [str(home / "mine.toml"), "p100x2"], placers, budget="evaluations=10")
     found = execute_all(runs, home / "results", jobs=2, limits=LIMITS)

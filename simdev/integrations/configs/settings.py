@@ -104,7 +104,9 @@ def settings_of(
     if not titan and not min(part.layers for part in plan.parts):
         raise Unsupported(f"only --write torchtitan can say that a stage has no layer, as in the plan {choice}")
     several = plan.microbatches > 1 and choice.mesh.replicas > 1 and not pipeline
-    always = choice.mesh["dp_shard"] > 1 and not job.may_reduce_each(choice)  # the model's own code does
+    each = several and choice.reduce_each
+    if several and not each and choice.mesh["dp_shard"] > 1:
+        each = not job.may_reduce_each(choice)  # the model's own code does; asking it needs PyTorch
     return Settings(
         ranks=job.ranks,
         mesh=Mesh({axis: choice.mesh[axis] for axis in AXES if choice.mesh[axis] > 1}),
@@ -115,7 +117,7 @@ def settings_of(
         schedule=choice.schedule if pipeline else "",
         stage_layers=tuple(part.layers for part in plan.parts) if pipeline else (),
         recompute=choice.recompute,
-        reduce_each=several and (choice.reduce_each or always),
+        reduce_each=each,
         precision=job.model.precision(choice.mesh),
         reshard_after_forward=bool(job.parameters.get("reshard_after_forward", True)),
         splits_tokens=choice.mesh["tp"] > 1

@@ -24,6 +24,7 @@ ORDER = ("tutorial", "howto/model", "howto/machine", "howto/placer", "howto/appl
 TORCH = importlib.util.find_spec("torch") is not None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="mkdocs-material is not installed")
 def test_the_site_builds_without_a_warning(tmp_path):
     command = [

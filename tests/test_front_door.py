@@ -310,6 +310,7 @@ def test_mypy_finds_nothing(tree):
     assert code == 0, "\n".join(lines[-40:])
 
 
+@pytest.mark.slow
 def test_a_users_script_gets_real_types(tree):
     (tree / "script.py").write_text(SCRIPT, encoding="utf-8")
     _, lines = typecheck.run_mypy("script.py", tree=tree)

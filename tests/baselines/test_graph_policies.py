@@ -320,12 +320,16 @@ def test_gdp_without_a_rate_learns_nothing_and_edits_learn_for_their_groups_alon
 # learning
 
 
-SLOW_TO_LEARN = {"doppler", "giph", "hsdag", "placeto-joint"}  # measured: over ten seconds
+SLOW_TO_LEARN = {"doppler", "giph", "hsdag", "placeto", "placeto-joint"}  # measured: over ten seconds
+SLOW_TO_FIT = {"doppler", "giph", "hsdag"}
+SLOW_TO_RESUME = {"placeto-joint"}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW_TO_LEARN else ()) for name in ALL | JOINT]
-)
+def marked(names, slow):
+    return [pytest.param(name, marks=pytest.mark.slow if name in slow else ()) for name in names]
+
+
+@pytest.mark.parametrize("name", marked(ALL | JOINT, SLOW_TO_LEARN))
 def test_learns_and_repeats(name):
     problem, found = chains(), []
     spec, _ = find_placer(name)
@@ -346,7 +350,7 @@ def heavy():
     return Problem.build(b.build(), two_devices(memory=5 << 20))
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", marked(ALL, SLOW_TO_FIT))
 def test_finds_what_fits(name):
     problem = heavy()
     spec, _ = find_placer(name)
@@ -373,7 +377,7 @@ def test_policy_is_trained_saved_and_used_on_another_graph_and_machine(name, tmp
     assert placement.hash == zero[0].hash
 
 
-@pytest.mark.parametrize("name", TINY | JOINT)
+@pytest.mark.parametrize("name", marked(TINY | JOINT, SLOW_TO_RESUME))
 def test_training_resumes_bit_for_bit(name, tmp_path):
     spec, _ = find_placer(name)
     params = {**spec.defaults, **(TINY | JOINT)[name]}

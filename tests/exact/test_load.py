@@ -174,7 +174,7 @@ def enumerate_splits(problem, contiguous):
     return best
 
 
-@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("contiguous", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_equals_enumeration(contiguous):
     rng, solved = np.random.default_rng(5), 0
     for _ in range(25):
@@ -259,9 +259,10 @@ def test_exchange_between_few_processors_improves_a_split():
     assert processor_loads(small, found).largest == enumerate_splits(small, False)
 
 
-def test_what_no_split_can_pay_is_a_bound():
+@pytest.mark.parametrize("count", [6, pytest.param(20, marks=pytest.mark.slow)])
+def test_what_no_split_can_pay_is_a_bound(count):
     rng, tight, better, solved = np.random.default_rng(8), 0, 0, 0
-    while solved < 20:
+    while solved < count:
         problem = random_load_problem(rng)
         best = enumerate_splits(problem, False)
         if not np.isfinite(best) or best <= simple_bound(problem) * 1.001:

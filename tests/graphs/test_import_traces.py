@@ -242,6 +242,7 @@ def test_the_published_files():
     assert imported.graph.n_ops == 1373 and set(imported.measured) == {"p0", "p1", "p2", "p3"}
 
 
+@pytest.mark.slow
 @published
 @pytest.mark.parametrize("contention", ["fifo", "none"])
 def test_the_example_of_the_paper(contention):

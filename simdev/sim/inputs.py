@@ -61,7 +61,8 @@ def _build(problem: Problem) -> Inputs:
     home_size = np.where(graph.tensor_persistent, 0, tensor_size)
     workspace_size = _rounded(graph.op_workspace_bytes, granularities)
     made = np.concatenate([np.zeros((len(granularities), 1), np.int64), np.cumsum(home_size, axis=1)], axis=1)
-    start_size = workspace_size + np.diff(made[:, graph.output_ptr], axis=1)
+    # In C order: NumPy may keep the order of its temporary array, and each kernel would be compiled for that order too.
+    start_size = np.ascontiguousarray(workspace_size + np.diff(made[:, graph.output_ptr], axis=1))
     slots = np.ones_like(topology.slots) if rules.runtime == "eager" else topology.slots
     first = np.zeros(graph.n_units, np.int32)
     first[graph.unit_of_op[::-1]] = np.arange(graph.n_ops, dtype=np.int32)[::-1]  # of equal places the last counts

@@ -389,3 +389,19 @@ def test_problems_without_any_size_have_no_memory(rules):
     y = b.op("y", "op")
     b.control(x, y)
     assert agree(problem(b, machine(2, memory=0, host=True), [3, 4], rules=rules), [0, 1]).peak_bytes.tolist() == [0, 0]
+
+
+def test_large_problems_have_arrays_of_the_same_types_as_small_ones():
+    """Else each kernel is compiled again for them. NumPy reuses large temporary arrays, in the order that they have."""
+    kinds = [DeviceKind(name, 1 << 30, {"f32": 1e9}, 1e9, granularity=grain) for name, grain in (("a", 1), ("b", 512))]
+    devices = tuple(Device(kind.name, kind) for kind in kinds)
+    topology = Topology("two kinds", devices, (Link(("a", "b"), 10**9, 1000),))
+    found = []
+    for n in (4, 20_000):
+        builder = GraphBuilder("wide")
+        for number in range(n):
+            builder.op(f"op{number}", "relu", flops=1, outputs=[4])
+        arrays = problem_arrays(Problem.build(builder.build(), topology))
+        assert len(np.unique(arrays.granule)) == 2
+        found.append([(a.dtype, a.ndim, a.flags.c_contiguous) for a in arrays if isinstance(a, np.ndarray)])
+    assert found[0] == found[1] and all(in_order for *_, in_order in found[0])

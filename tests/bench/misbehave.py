@@ -35,7 +35,6 @@ RAISED = {  # name of an entry -> the exception that it raises
     "surrogate": lambda: RuntimeError("\udcff\x00\x1b[31m"),
     "speechless": Unspeakable,
     "locked": lambda: Locked("cannot be pickled"),
-    "talker": lambda: RuntimeError("word " * 10_000_000),
 }
 DONE = {  # name of an entry -> what it does
     "glutton": take_memory,

@@ -27,6 +27,11 @@ def walk(problem, *, rng, budget, worst):
     return Placement(tried[-1 if worst else 0][2])
 
 
+@placer("talker", version=1, family="test")
+def talker(problem, *, rng, budget):
+    raise RuntimeError("word " * 10_000_000)
+
+
 @placer("spendthrift", version=1, family="test", searches=True)
 def spendthrift(problem, *, rng, budget):
     """Searches until the budget throws it out."""

@@ -53,6 +53,11 @@ def nothing(job, *, rng, budget):
     return None
 
 
+@planner("talker", version=1, family="test")
+def talker(job, *, rng, budget):
+    raise RuntimeError("word " * 1_000_000)
+
+
 @planner("closer", version=1, family="test")
 def closer(job, *, rng, budget):
     """Closes every file, also the connection to the bench."""

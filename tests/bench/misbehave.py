@@ -44,19 +44,24 @@ DONE = {  # name of an entry -> what it does
 }
 
 
-def register(decorator):
-    """Register each entry of both tables with ``decorator``, which is ``placer`` or ``planner``."""
+def register(decorator, module):
+    """Register each entry of both tables with ``decorator``, which is ``placer`` or ``planner``, as one of ``module``:
+    this file may have been imported from another folder than that of a copy of the file that calls."""
     for name, error in RAISED.items():
 
-        @decorator(name, version=1, family="test")
         def raises(_, *, rng, budget, error=error):
             raise error()
 
+        raises.__module__ = module
+        decorator(name, version=1, family="test")(raises)
+
     for name, action in DONE.items():
 
-        @decorator(name, version=1, family="test")
         def acts(_, *, rng, budget, action=action):
             return action()
+
+        acts.__module__ = module
+        decorator(name, version=1, family="test")(acts)
 
 
 def leave_two_processes(log, seconds):

@@ -13,7 +13,7 @@ import numpy as np
 from simdev.placers.placer import placer
 from simdev.problem.placement import Placement
 
-misbehave.register(placer)
+misbehave.register(placer, __name__)
 
 
 @placer("walk", version=1, family="test", searches=True, defaults={"worst": False})

@@ -12,7 +12,7 @@ from simdev.graphs.parallel_model import parallel_model
 from simdev.parallel.mesh import Mesh
 from simdev.planners import Choice, planner
 
-misbehave.register(planner)
+misbehave.register(planner, __name__)
 
 
 def plain(job):

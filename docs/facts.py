@@ -130,6 +130,29 @@ def shorter(name: str, placer: str, than: str) -> str:
     return percent(1 - float(first["geomean_ratio_to_best"]) / float(second["geomean_ratio_to_best"]))
 
 
+def medians(name: str, placer: str) -> dict[tuple[str, str], float]:
+    """The step time of a placer in each of its cases, ms: the median over its seeds."""
+    return {key[:2]: 1e3 * float(time_of(line)) for key, line in lines(name).items() if key[2] == placer}
+
+
+def shorter_than_on(name: str, other: str, placer: str) -> str:
+    """How much shorter a placer's medians are on one board than on another, on average over the cases."""
+    mine, theirs = medians(name, placer), medians(other, placer)
+    return percent(1 - math.exp(statistics.mean(math.log(mine[case] / theirs[case]) for case in mine)))
+
+
+def better_than_on(name: str, other: str, placer: str) -> str:
+    """In how many cases a placer's median is shorter on one board than on another."""
+    mine, theirs = medians(name, placer), medians(other, placer)
+    return str(sum(mine[case] < theirs[case] for case in mine))
+
+
+def furthest_behind(name: str, control: str, *placers: str) -> str:
+    """How much longer a placer's median is than that of ``control`` in the worst case of any of ``placers``."""
+    base = medians(name, control)
+    return percent(max(ns / base[case] - 1 for placer in placers for case, ns in medians(name, placer).items()))
+
+
 def above_records(name: str, placer: str) -> str:
     """How much longer a placer's medians are than the records of ``best-known`` for the same cases, on average."""
     records = {(row.workload, row.topology, row.rules): row.step_ns for row in board("best-known")}
@@ -616,7 +639,8 @@ def kernels(head: list[str]) -> list[str]:
 FACTS: dict[str, Callable[..., str]] = {
     function.__name__.replace("_", "-"): function
     for function in (
-        ms, best_ms, ratio, above, above_records, fit, shorter, wins, first, gap, gain, within, middle_gap, largest_gap,
+        ms, best_ms, ratio, above, above_records, fit, shorter,
+        shorter_than_on, better_than_on, furthest_behind, wins, first, gap, gain, within, middle_gap, largest_gap,
         count, registered, plans, slower, alone, best_of, smallest_gap, preset, fidelity,
         left_out, cost_report, measured_plans, reported, reported_less, splits, plan_errors, control, policy, signs,
         needed, alike, ops,

@@ -44,8 +44,8 @@ def steps() -> dict[str, Callable[[], object]]:
     from simdev.problem.problem import Rules
 
     found: dict[str, Callable[[], object]] = {"the default rules, and bounds": warm}
-    loops = Rules("priority"), Rules("program"), Rules(contention="fair"), Rules("priority", "fair")  # one by one
-    for rules in (*loops, Rules(runtime="eager")):
+    fair = Rules(contention="fair"), Rules("priority", "fair")  # each has a loop of its own
+    for rules in (Rules("priority"), Rules("program"), Rules(runtime="eager"), *fair):
         found[f"rules {rules}"] = partial(_simulate, rules)
     found["incremental simulation"] = _move
     for name, spec in registry.placers().items():

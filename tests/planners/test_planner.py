@@ -1,7 +1,10 @@
 """Planners: the protocol, the registry, what each finds, a Dask cluster, and the files of plans."""
 
 import json
+import os
 import pickle
+import subprocess
+import sys
 from concurrent.futures import BrokenExecutor, Executor
 from itertools import islice
 
@@ -10,6 +13,7 @@ import pytest
 
 from simdev.errors import BudgetExhausted, InvalidInput, UnknownName, Unsupported
 from simdev.parallel import Mesh, load_cluster
+from simdev.parallel.capture import kept
 from simdev.planners import Choice, Evaluator, PlanBudget, PlannerSpec, find_planner, planners
 from simdev.planners.bounds import job_bound_ns, small_mesh
 from simdev.planners.evaluate import WorkersLost, extrapolated
@@ -356,3 +360,29 @@ def test_a_model_of_the_users_own_is_passed_by_name(tmp_path):
     path = tmp_path / "plan.json"
     save_plan(path, "my.py:llama", CLUSTER, make_job(MODEL, CLUSTER, 64), CHOICES[0])
     assert load_plan(path, model=MODEL)[1] == CHOICES[0]
+
+
+SEARCHED = """
+import sys
+import numpy as np
+from simdev.planners.budget import PlanBudget
+from simdev.planners.evaluate import Evaluator
+from simdev.planners.planner import find_planner
+from simdev.planners.testing import small_job
+
+job = small_job(schedules=("1f1b", "interleaved", "zero-bubble"))
+budget = PlanBudget(Evaluator(job), evaluations=8)
+print(find_planner("search")[0].plan(job, rng=np.random.default_rng(0), budget=budget), "torch" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+def test_a_search_whose_captures_are_kept_does_without_pytorch(tmp_path):
+    pytest.importorskip("torch")
+    environment = {**os.environ, kept.APART: str(tmp_path)}
+    first, again = (
+        subprocess.run([sys.executable, "-c", SEARCHED], env=environment, check=True, capture_output=True, text=True)
+        for _ in range(2)
+    )
+    assert first.stdout.endswith(" True\n"), "the control: nothing was kept"
+    assert again.stdout == first.stdout.replace(" True\n", " False\n")

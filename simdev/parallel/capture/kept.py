@@ -121,7 +121,7 @@ def remembered(name: str, make: Callable[[], dict[str, object]]) -> dict[str, An
     """What ``make`` returns, an object of JSON, kept under ``name`` from an earlier call or made now."""
     found = load(name)
     if found is None:
-        found = {"segments": [], **make()}
+        found = make()
         save(name, [], found)
     return found
 
@@ -282,8 +282,8 @@ def _imported(file: Path, folders: set[Path]) -> set[Path]:
 
 @lru_cache(1024)
 def _places(names: frozenset[tuple[str, ...]], folders: frozenset[Path]) -> frozenset[Path]:
-    """The files in ``folders`` that dotted names may mean, as they were when first asked for: to look for all of them
-    at each fingerprint took a sixth of a warm plan's time."""
+    """The files in ``folders`` that dotted names may mean, as they were when first asked for: a plan asks hundreds of
+    times, and to look for all of them takes longer than to read those that are there."""
     found = set()
     for parts in names:
         for (first, last), folder in product(combinations(range(len(parts) + 1), 2), folders):

@@ -22,6 +22,9 @@ SKIPPED = pytest.StashKey[dict[str, str]]()  # the reason for each test that was
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # there are as many processes as cores: more threads would only wait
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Programs of JAX run for milliseconds here, and to optimise their machine code takes seconds for each size of a graph.
+# With XLA_FLAGS= in the environment they are compiled as for users.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 
 def pytest_xdist_auto_num_workers(config) -> int:

@@ -173,6 +173,7 @@ def run(step: str, words: list[str], out: Path, limit_s: float) -> dict:
         process = subprocess.Popen(
             [sys.executable, *command],
             cwd=ROOT,
+            env={"XLA_FLAGS": "", **os.environ},  # the tests, too, compile programs of JAX as for users
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

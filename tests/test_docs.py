@@ -62,9 +62,9 @@ def blocks(page):
     return re.findall(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', text, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_the_pages_say_works_in_their_order(tmp_path):
-    """Of the installed simdev: .ci/run also runs this test where simdev is not linked to the checkout."""
+    """Of the installed simdev: .ci/run runs this test by name, where simdev is not linked to the checkout."""
     ran = 0
     for page in ORDER:
         if page == "howto/submit":  # the results of the tutorial

@@ -530,7 +530,7 @@ def test_a_swap_leaves_a_problem_that_is_exactly_full():
 @pytest.mark.parametrize("entry", ["portfolio", "learned-search"])
 @pytest.mark.parametrize(
     "order, best_ns, seed",
-    [("fifo", 31_000, 0), *(pytest.param("fifo", 31_000, seed, marks=pytest.mark.slow) for seed in (1, 2, 3)),
+    [("fifo", 31_000, 0), *(pytest.param("fifo", 31_000, seed, marks=pytest.mark.long) for seed in (1, 2, 3)),
      ("priority", 33_000, 0)],
 )  # fmt: skip
 def test_searches_solve_an_example_whose_memories_are_exactly_full(entry, order, best_ns, seed):

@@ -45,7 +45,7 @@ def kill_one(cluster):
     return pid
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rows_are_those_of_this_machine_also_when_a_worker_is_killed(cluster, tmp_path):
     graph = make_graph(tmp_path / "small.npz")
     placers = [

@@ -384,7 +384,7 @@ def test_a_report_needs_no_pytorch(tmp_path):
 
 
 @two_cores
-@pytest.mark.slow
+@pytest.mark.long
 def test_profile_compare_and_execute_from_the_command_line(tmp_path):
     (tmp_path / "model.py").write_text(STEP)
     devices = [part for core in CORES[:2] for part in ("--device", f"cpu:{core}")]

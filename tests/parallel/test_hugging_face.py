@@ -104,7 +104,7 @@ def test_mixed_layers_repeat_by_their_period():
     assert few_parts(Part(5)) == ((Part(3), Part(4)), 2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_stretched_period_is_the_whole_capture(tmp_path):
     pattern = (["sliding_attention"] * 2 + ["full_attention"]) * 4
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -279,7 +279,7 @@ def test_an_encoder_and_a_decoder_get_their_inputs_on_one_rank(kind, frames):
     assert program.parameters == model.function.parameters
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_short_step_of_several_kinds():
     from simdev.studies.any_model import try_kind
 

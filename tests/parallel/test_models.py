@@ -219,8 +219,10 @@ def test_programs_are_packed_as_they_were_captured(tmp_path, monkeypatch):
         kept.find(model, {"microbatch": 2}, Mesh({"dp_shard": 2}), Part(3))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", kept.packed_names())
+OTHERS = [pytest.param(name, marks=pytest.mark.long) for name in kept.packed_names() if name != "llama3-8b"]
+
+
+@pytest.mark.parametrize("name", [pytest.param("llama3-8b", marks=pytest.mark.slow), *OTHERS])
 def test_packed_programs_are_those_that_are_captured_today(name, tmp_path, monkeypatch):
     """One program and its allocations of each model, captured anew."""
     pytest.importorskip("torch")

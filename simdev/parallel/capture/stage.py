@@ -362,19 +362,27 @@ def fake_process_group(mesh: Mesh, rank: int = 0):
     drawn = random.getstate()  # PyTorch draws a number for each collective on a fake group
     hook = sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=mesh.stage_ranks)
-    own = not gc.get_freeze_count()
-    if own:  # the collection before a recording then looks at what the capture makes, not at all that was imported
-        gc.freeze()
     try:
         names, shape = zip(*(mesh.inner or (("dp_shard", 1),)), strict=True)
-        with fused_norms():
+        with new_objects_only(), fused_norms():
             yield init_device_mesh("cpu", shape, mesh_dim_names=names)
     finally:
-        if own:
-            gc.unfreeze()
         dist.destroy_process_group()
         random.setstate(drawn)
         sys.excepthook = hook  # which PyTorch replaced
+
+
+@contextlib.contextmanager
+def new_objects_only():
+    """Inside the block, the garbage collector sees only objects that are made there, not all that was imported."""
+    own = not gc.get_freeze_count()
+    if own:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if own:
+            gc.unfreeze()
 
 
 def forget_meshes() -> None:

@@ -23,7 +23,7 @@ from simdev.errors import InvalidInput, SimdevError, Unsupported
 from simdev.graphs.workload import CustomStep, InferenceStep, TrainingStep
 from simdev.parallel.capture.cut import cut
 from simdev.parallel.capture.matching import check_matching
-from simdev.parallel.capture.stage import forget_meshes
+from simdev.parallel.capture.stage import forget_meshes, new_objects_only
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import Action
 from simdev.parallel.program import Segment
@@ -265,7 +265,7 @@ def fake_process_group(mesh: Mesh, rank: int = 0):
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=mesh.ranks)
     end = dist.destroy_process_group
     try:
-        with fused_norms(), _launched(mesh.ranks, rank):
+        with new_objects_only(), fused_norms(), _launched(mesh.ranks, rank):
             yield init_device_mesh("cpu", tuple(mesh.ordered.values()), mesh_dim_names=tuple(mesh.ordered))
     finally:
         end()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.baselines._climb import Neighbourhood
-from simdev.baselines._guided import Guided, MoveShares
+from simdev.baselines._guided import GROUPS, HEAT, Guided
 from simdev.baselines._search import SearchState, longest_op
 from simdev.baselines._units import HUGE, choices, fastest_ns
 from simdev.placers.budget import Share
@@ -24,9 +24,7 @@ SLOWER = 5  # a host may take a unit if it is at most so many times slower than 
 FEWEST = 16  # units of a group of which runs are drawn
 SINGLE, WHOLE = 0.35, 0.2  # shares of the moves of Neighbourhood and of Groups beside runs
 AT_END = 0.25  # share of runs that begin where the group begins on a device, and of runs that end where it ends
-MOVES = MoveShares(path=0.4, cut=0.25, swap=0.1, group=0.23, unit=0, layer=0, phase=0, cluster=0)
-HEAT = 0.01  # mean slack at the start of the annealing, as a share of the best step time
-FINE_HEAT = 0.002  # the same for single ops
+COARSE_HEAT = 0.01  # mean slack at the start of the annealing of groups, as a share of the best step time
 
 
 class Coarse(Guided):
@@ -35,11 +33,11 @@ class Coarse(Guided):
     around: Groups
 
     def __init__(self, problem: Problem, allowed: np.ndarray, budget, rng):
-        super().__init__(problem, with_near_hosts(problem, allowed), budget, rng, MOVES)
+        super().__init__(problem, with_near_hosts(problem, allowed), budget, rng, GROUPS)
         self.near = with_near_hosts(problem, self.near)
         self.around = Groups(problem, self.near)
 
-    def improve(self, start: SearchState, share: Share, heat: float = HEAT) -> SearchState:
+    def improve(self, start: SearchState, share: Share, heat: float = COARSE_HEAT) -> SearchState:
         """The best state that annealing finds from the groups of ``start``."""
         return super().improve(self.state(self._even(start.devices)), share, heat)
 
@@ -59,7 +57,7 @@ class Fine(Guided):
     """Moves single ops, modules and groups, and runs of what a group does on a device, also to hosts that do not run
     them too slowly."""
 
-    heat = FINE_HEAT
+    heat = HEAT
 
     def __init__(self, problem: Problem, allowed: np.ndarray, budget, rng):
         super().__init__(problem, with_near_hosts(problem, allowed), budget, rng)

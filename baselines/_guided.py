@@ -47,6 +47,7 @@ LONG = 1000  # evaluations from which on a search has time for large moves
 SWEEPS, FEW_SWEEPS = 1, 0.25  # evaluations for each unit from which on single units have a search of their own
 RACE = 3  # a race among searches gets one part in so many of the budget
 PARTS = 8  # parts of the rest, after each of which another search may continue
+HEAT = 0.002  # mean slack at the start of an annealing, as a share of the best step time
 LEAST_GAIN = 0.001  # of the step time, in a part: with less, the search gives way
 REFRESH = 40  # evaluations after which the critical path of a changed placement is traced again
 
@@ -76,6 +77,7 @@ class MoveShares(NamedTuple):
 
 KINDS = MoveShares._fields[:-1]
 SINGLE = MoveShares(path=0, cut=0, swap=0, group=0, unit=1, layer=0, phase=0, cluster=0, host=0)
+GROUPS = MoveShares(path=0.4, cut=0.25, swap=0.1, group=0.23, unit=0, layer=0, phase=0, cluster=0)
 
 
 class Visited:
@@ -461,6 +463,20 @@ class Guided:
         return Candidate(state.devices, state.bias + shift * shifted)
 
 
+class Grouped(Guided):
+    """Moves of groups alone, and annealing: for placements that bring their order. Each move is then a full run, and a
+    single unit that moves also changes the place of others in the order."""
+
+    heat = HEAT
+
+    def __init__(self, problem: Problem, allowed: np.ndarray, budget: Budget, rng):
+        super().__init__(problem, allowed, budget, rng, GROUPS)
+
+    def others(self) -> list[Guided]:
+        """None."""
+        return []
+
+
 def _lists(label: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The units with each label as CSR, ``(ptr, units, number)``; ``number`` is the row of each unit."""
     number = np.unique(label, return_inverse=True)[1]
@@ -515,8 +531,8 @@ def search_from(
         if rough.score.fits and near:
             leaders.insert(0, rough)
     others = search.others()
-    single = others[0]  # with fewer evaluations than units, it would try only some units, once
-    swept = budget.left >= (SWEEPS if long else FEW_SWEEPS) * problem.graph.n_units
+    single = others[0] if others else search  # with fewer evaluations than units, it would try only some units, once
+    swept = single is not search and budget.left >= (SWEEPS if long else FEW_SWEEPS) * problem.graph.n_units
     others = others if swept else others[1:]
     alone = [min(leaders, key=lambda state: state.score)] if swept else []
     if fresh and swept and budget.open:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from simdev.baselines._guided import search_from
+from simdev.baselines._guided import Grouped, Guided, search_from
+from simdev.baselines._order import ordered
 from simdev.baselines._search import starts
 from simdev.baselines._units import choices
 from simdev.placers.placer import placer
 from simdev.problem.placement import Placement
 
 
-@placer("local-search", version=6, family="search", searches=True)
+@placer("local-search", version=7, family="search", searches=True)
 def local_search(problem, *, rng, budget):
     """Improve a single device and a contiguous split by moves, and then the best result.
 
@@ -20,7 +21,8 @@ def local_search(problem, *, rng, budget):
     the better half of the searches stays in each round. The best placement gets what is left, in eight parts; a search
     that gains less than 0.1 % in its part gives way to the next one. No placement is simulated twice. A search of few
     units thus tries all single moves, then pairs of moves, and ends when it finds nothing new. Moves after which a
-    device has too little memory for its parameters are drawn again.
+    device has too little memory for its parameters are drawn again. If the placement brings its order of ops (rules
+    ``priority``), all moves are of groups, and half of what the race leaves is annealing.
     """
     begin = [Placement.of_units(problem, devices) for devices in starts(problem, choices(problem))]
-    return search_from(problem, budget, rng, begin, 2)
+    return search_from(problem, budget, rng, begin, 2, Grouped if ordered(problem) else Guided)

@@ -1,14 +1,15 @@
 """The leaderboard: tables that are derived from the rows and never edited.
 
 A run without a score (out of memory, skipped, failed) counts as :data:`CAP` times the best known step time, and so does
-every slower one: failing a run improves no mean. A run that was never made counts as nothing. Only placers that ran all
-cases have a place, so leaving a run out improves no place; the others are compared with the first one, pairwise, over
-the cases that both ran.
+every slower one: failing a run improves no mean. A run that was never made counts as nothing. Placers are ranked over
+the cases that most of them ran. Only placers that ran all of these have a place, so leaving a run out improves no
+place; the others are compared with the first one, pairwise, over the cases that both ran.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -95,11 +96,13 @@ def leaderboard(rows: Iterable[Row]) -> list[dict[str, str]]:
 
 
 def ranking(rows: Iterable[Row]) -> list[dict[str, str]]:
-    """The table of ``ranking.csv``: a line for each placer over its cases of a rule set, objective and budget.
+    """The table of ``ranking.csv``: a line for each placer of a rule set, objective and budget.
 
-    ``place`` is empty for a placer that did not run every case of the placer that ran most. Such a placer stands below,
-    by ``ratio_to_first``: the geometric mean of its step time over that of the placer in the first place, over the
-    ``common_with_first`` cases that both ran.
+    The common cases are those that most placers ran (:func:`_places`). The figures of a placer that ran all of them
+    count these cases only, so that every placer with a ``place`` is judged by the same cases. Any other placer has an
+    empty ``place``, and its figures count the cases that it ran. It stands below, by ``ratio_to_first``: the geometric
+    mean of its step time over that of the placer in the first place, over the ``common_with_first`` cases that both
+    ran.
     """
     lines = []
     for (rules, objective, budget), group in scores(rows).groupby(["rules", "objective", "budget"]):
@@ -110,7 +113,11 @@ def ranking(rows: Iterable[Row]) -> list[dict[str, str]]:
                 f"{len(entries)} placers on {len(instances)} instances: at most {MAX_CELLS} pairs are ranked"
             )
         group = group.assign(rank=group["rank"].fillna(len(entries)).astype(float), won=group["rank"].eq(1))
-        found = group.groupby(ENTRY, as_index=False).agg(
+        logs = {key: lines.set_index(INSTANCE)["log_ratio"] for key, lines in group.groupby(ENTRY)}
+        places, common = _places(logs)
+        placed = pd.MultiIndex.from_frame(group[ENTRY]).isin(list(places))
+        counted = group[~placed | pd.MultiIndex.from_frame(group[INSTANCE]).isin(common)]
+        found = counted.groupby(ENTRY, as_index=False).agg(
             version=("version", "max"),
             cases=("rank", "size"),
             solved=("step_ns", "count"),
@@ -118,9 +125,8 @@ def ranking(rows: Iterable[Row]) -> list[dict[str, str]]:
             mean_rank=("rank", "mean"),
             log_ratio=("log_ratio", "mean"),
         )
-        logs = {key: lines.set_index(INSTANCE)["log_ratio"] for key, lines in group.groupby(ENTRY)}
-        places, first = _places(logs)
-        shared = {key: (mine - logs[first]).dropna() for key, mine in logs.items()}
+        first = logs[next(iter(places))]
+        shared = {key: (mine - first)[common if key in places else mine.index].dropna() for key, mine in logs.items()}
         keys = list(zip(found["placer"], found["params"], strict=True))
         found["place"] = [str(places.get(key, "")) for key in keys]
         found["common_with_first"] = [len(shared[key]) for key in keys]
@@ -128,7 +134,7 @@ def ranking(rows: Iterable[Row]) -> list[dict[str, str]]:
         found["geomean_ratio_to_best"] = [f"{value:.4f}" for value in np.exp(found["log_ratio"])]
         found["mean_rank"] = [f"{value:.2f}" for value in found["mean_rank"]]
         found["order"] = [
-            (places.get(key, len(keys) + 1), float(ratio or "inf"), key)
+            (places.get(key, len(keys) + 1), float(ratio or "inf"), _entry(*key))
             for key, ratio in zip(keys, found["ratio_to_first"], strict=True)
         ]
         found = _named(found.sort_values("order", ignore_index=True))
@@ -137,15 +143,22 @@ def ranking(rows: Iterable[Row]) -> list[dict[str, str]]:
     return lines
 
 
-def _places(logs: dict[tuple[str, str], pd.Series]) -> tuple[dict[tuple[str, str], int], tuple[str, str]]:
-    """The places of the placers that ran every case of the largest set of cases that one of them ran, and the first.
-    Of sets of equal size, the one that most placers ran counts. ``logs`` holds the logarithms of the ratios by case."""
+def _places(logs: dict[tuple[str, str], pd.Series]) -> tuple[dict[tuple[str, str], int], list]:
+    """The common cases, and the places of the placers that ran them all, in order.
+
+    The common cases are the set that most placers ran exactly; of several such sets, the largest. A placer that ran
+    more is judged by them, too. ``logs`` holds the logarithms of the ratios by case.
+    """
     sets = {key: frozenset(mine.index) for key, mine in logs.items()}
-    held = list(sets.values())
-    cases = max(held, key=lambda mine: (len(mine), held.count(mine), sorted(mine)))
-    ranked = [key for key, mine in sets.items() if mine == cases]
-    ranked.sort(key=lambda key: (f"{np.exp(logs[key].mean()):.4f}", key))
-    return {key: place for place, key in enumerate(ranked, 1)}, ranked[0]
+    held = Counter(sets.values())
+    common = sorted(max(held, key=lambda mine: (held[mine], len(mine), sorted(mine))))
+    ranked = [key for key, mine in sets.items() if mine.issuperset(common)]
+    ranked.sort(key=lambda key: (f"{np.exp(logs[key][common].mean()):.4f}", _entry(*key)))
+    return {key: place for place, key in enumerate(ranked, 1)}, common
+
+
+def _entry(placer: str, params: str) -> str:
+    return entry_id(placer, json.loads(params))
 
 
 def _mean_ratio(logs: pd.Series) -> str:
@@ -154,7 +167,7 @@ def _mean_ratio(logs: pd.Series) -> str:
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:
     """The table with variants as placers of their own: ``placer`` is the id with its parameters."""
-    entries = [entry_id(name, json.loads(text)) for name, text in zip(table["placer"], table["params"], strict=True)]
+    entries = [_entry(*key) for key in zip(table["placer"], table["params"], strict=True)]
     variant_of = [name if text != "{}" else "" for name, text in zip(table["placer"], table["params"], strict=True)]
     return table.assign(placer=entries, variant_of=variant_of)
 

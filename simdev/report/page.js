@@ -198,22 +198,23 @@ const geomean = (logs) => logs.length ? Math.exp(logs.reduce((sum, log) => sum +
 // As the pages of the site round it: from the four digits of ranking.csv.
 const ratio = (line) => Number(line.mean.toFixed(4)).toFixed(3);
 
-// As simdev.bench.score.ranking, over the runs that are shown: only placers that ran every case have a place; the others
-// are compared with the first one over the cases that both ran.
+// As simdev.bench.score.ranking, over the runs that are shown: placers that ran the cases that most placers ran are ranked
+// over these; the others are compared with the first one over the cases that both ran.
 function ranking(found) {
   const groups = [...Map.groupBy(found, (row) => row.placer)].map(([placer, mine]) => [placer, new Map(mine.map((row) => [row.case, row]))]);
   const sets = groups.map(([, mine]) => JSON.stringify([...mine.keys()].sort()));
   const held = (set) => sets.filter((other) => other === set).length;
-  const widest = groups.map(([, mine], number) => [mine.size, held(sets[number]), sets[number]])
-    .sort((a, b) => b[0] - a[0] || b[1] - a[1] || (a[2] < b[2] ? 1 : -1))[0]?.[2];
+  const common = JSON.parse(groups.map(([, mine], number) => [held(sets[number]), mine.size, sets[number]])
+    .sort((a, b) => b[0] - a[0] || b[1] - a[1] || (a[2] < b[2] ? 1 : -1))[0]?.[2] ?? "[]");
   const base = groups.find(([placer]) => placer === $("baseline").value)?.[1];
   const all = new Set(found.map((row) => row.case)).size;
-  const lines = groups.map(([placer, mine], number) => {
-    const runs = [...mine.values()];
+  const lines = groups.map(([placer, mine]) => {
+    const ranked = common.every((name) => mine.has(name));
+    const runs = ranked ? common.map((name) => mine.get(name)) : [...mine.values()];
     const against = base ? runs.filter((row) => row.step !== null && base.get(row.case)?.step) : [];
     return {
       placer, family: data.placers[placer].family, year: data.placers[placer].year, date: data.placers[placer].date, mine,
-      mean: geomean(runs.map((row) => row.log)), cases: runs.length, all, ranked: sets[number] === widest,
+      mean: geomean(runs.map((row) => row.log)), cases: runs.length, all, ranked,
       fit: runs.filter((row) => row.step !== null).length, wins: runs.filter((row) => row.rank === 1).length,
       faster: geomean(against.map((row) => Math.log(base.get(row.case).step / row.step))), against: against.length,
       ...Object.fromEntries(Object.keys(AXES).map((name) => [name, middle(runs.map((row) => row[name]))])),
@@ -223,10 +224,10 @@ function ranking(found) {
   ranked.forEach((line, number) => { line.place = number + 1; });
   const rest = lines.filter((line) => !line.ranked);
   for (const line of rest) {
-    const common = [...line.mine].filter(([name]) => ranked[0].mine.has(name));
+    const both = [...line.mine].filter(([name]) => ranked[0].mine.has(name));
     line.place = null;
-    line.common = common.length;
-    line.first = geomean(common.map(([name, row]) => row.log - ranked[0].mine.get(name).log));
+    line.common = both.length;
+    line.first = geomean(both.map(([name, row]) => row.log - ranked[0].mine.get(name).log));
   }
   rest.sort((a, b) => (a.first ?? Infinity) - (b.first ?? Infinity) || (a.placer < b.placer ? -1 : 1));
   return [...ranked, ...rest];
@@ -463,8 +464,10 @@ function draw() {
   const places = ranking(found);
   drawTracks();
   const partial = places.filter((line) => !line.ranked).length;
-  const note = partial ? ` ${partial} ran other cases: they have no place, and "against the first" is over the cases that both ran.` : "";
-  $("note").textContent = `Over ${new Set(found.map((row) => row.case)).size} cases.${note} The column "vs ${$("baseline").value}" says how many times as fast, over how many cases in which both fit.`;
+  const note = partial ? ` ${partial} without a place did not run all of these, and "against the first" is over the cases that both ran.` : "";
+  const all = places[0]?.all ?? 0, common = places[0]?.cases ?? 0;
+  const over = common < all ? `the ${common} cases that most ran, of ${all}` : `${all} cases`;
+  $("note").textContent = `Ranked over ${over}.${note} The column "vs ${$("baseline").value}" says how many times as fast, over how many cases in which both fit.`;
   table("ranking", "Press a heading to sort.", [
     ["place", "place", "", (line) => String(line.place ?? "")],
     ["placer", who(), "text", (line) => make("button", { class: "open", type: "button", onclick: () => open("placer", line.placer) }, line.placer)],

@@ -101,6 +101,17 @@ def test_a_run_that_was_never_made_counts_as_nothing_and_costs_the_place():
     assert [line["wins"] for line in lines] == ["2", "1", "1", "1"]
 
 
+def test_a_case_that_only_one_placer_ran_takes_no_place_from_the_others():
+    """x and y run a and b; z runs c as well, where nobody competes: all are ranked over a and b."""
+    times = {"x": (10, 20), "y": (20, 10), "z": (40, 40, 30)}
+    lines = score.ranking([row(w, p, ns) for p, all in times.items() for w, ns in zip("abc", all, strict=False)])
+    assert [(line["placer"], line["place"]) for line in lines] == [("x", "1"), ("y", "2"), ("z", "3")]
+    assert {(line["cases"], line["solved"], line["instances"]) for line in lines} == {("2", "2", "3")}
+    assert [line["geomean_ratio_to_best"] for line in lines] == [f"{2**0.5:.4f}", f"{2**0.5:.4f}", "4.0000"]
+    assert [line["wins"] for line in lines] == ["1", "1", "0"]  # the case that it ran alone is no win
+    assert [line["ratio_to_first"] for line in lines] == ["1.0000", "1.0000", f"{8**0.5:.4f}"]
+
+
 def test_placers_that_share_no_case_are_not_compared():
     lines = score.ranking([row("a", "x", 10), row("b", "x", 10), row("c", "y", 10)])
     assert [(line["place"], line["common_with_first"], line["ratio_to_first"]) for line in lines] == [

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from small_board import small_board
 
 from simdev.bench import score
 from simdev.bench.plan_rows import PlanRow, as_row, read_folder, read_plan_rows, write_plan_rows
-from simdev.bench.rows import read_rows
+from simdev.bench.rows import read_rows, write_rows
 from simdev.errors import InvalidInput
 from simdev.parallel.mesh import Mesh
 from simdev.placers.registry import load_workload
@@ -367,6 +368,28 @@ def test_processor_seconds_are_a_choice_of_boards_that_have_them(browser, tmp_pa
     tab.get_by_label("Cost in").select_option("processor seconds")
     assert tab.locator("#cost [data-placer]").first.get_attribute("aria-label").endswith(", 1.5 processor seconds")
     assert address(tab).endswith("#axis=cpu")
+    context.close()
+
+
+def test_a_long_name_and_a_case_of_one_placer_leave_the_page_whole(browser, tmp_path):
+    """Of the standard board, with a placer of a long name that ran a case of its own besides those of the others."""
+    rows = [row for row in read_rows(BOARD / "results.csv") if row.workload in ("nmt", "gnmt-4")]
+    params, kept = json.dumps({"starts": "/a+board" * 12}), [row for row in rows if row.workload == "nmt"]
+    kept += [replace(row, placer="long", params=params) for row in rows if row.placer == "heft"]
+    (tmp_path / "board").mkdir()
+    write_rows(tmp_path / "board" / "results.csv", kept)
+    page.write_page([tmp_path / "board"], tmp_path / "page.html")
+    context = new_context(browser)
+    tab = context.new_page()
+    tab.goto((tmp_path / "page.html").as_uri())
+    wanted = score.ranking(read_rows(tmp_path / "board" / "results.csv"))
+    assert all(line["place"] for line in wanted) and len(wanted) > 30 and {line["cases"] for line in wanted} == {"3"}
+    tab.get_by_label("grouped by family").uncheck()
+    check_ranking(tab, wanted)
+    assert tab.locator("#cost [data-placer]").count() == len(wanted)
+    for width in WIDTHS:
+        tab.set_viewport_size({"width": width, "height": 844})
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
     context.close()
 
 

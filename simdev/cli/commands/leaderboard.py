@@ -16,7 +16,12 @@ from simdev.errors import InvalidInput
 @command("leaderboard", topic=BENCHMARK)
 def leaderboard(
     folders: Annotated[list[Path], typer.Argument(help="Result folder of a bench; with --html, one or more.")],
-    html: Annotated[Path | None, typer.Option(help="Write one self-contained page.", callback=in_a_folder)] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a page, and the placements that it loads into a folder beside it.", callback=in_a_folder
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print a leaderboard of placers or planners, or write it as a page."""

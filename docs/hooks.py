@@ -187,7 +187,7 @@ def placer_pages() -> dict[str, str]:
         text += ["## What it does, and where it departs from its source", "", prose(spec.function.__doc__), ""]
         if spec.defaults:
             text += ["## Parameters", "", "| name | default |", "|---|---|"]
-            text += [f"| `{key}` | `{value}` |" for key, value in spec.defaults.items()] + [""]
+            text += [f"| `{key}` | `{shown(value)}` |" for key, value in spec.defaults.items()] + [""]
         if name in places:
             row = places[name]
             standing = f"Place {row['place']}" if row["place"] else "No place: it did not run every case"
@@ -195,7 +195,7 @@ def placer_pages() -> dict[str, str]:
                 "## On the standard leaderboard",
                 "",
                 f"{standing}. The step time is {float(row['geomean_ratio_to_best']):.3f} times the best "
-                f"known one (geometric mean). The placement fits in {row['solved']} of {row['instances']} cases and "
+                f"known one (geometric mean). The placement fits in {row['solved']} of {row['cases']} cases and "
                 f"is the best in {row['wins']}.",
                 "",
             ]
@@ -209,12 +209,17 @@ def placer_pages() -> dict[str, str]:
         "# Placers",
         "",
         "The placers stand in the order of the standard leaderboard. The ratio is the step time over the best known",
-        "one, as a geometric mean over 36 cases.",
+        f"one, as a geometric mean over {max(int(line['cases']) for line in places.values())} cases.",
         "",
     ]
     head += ["| place | placer | family | ratio | what it does |", "|--:|---|---|--:|---|"]
     pages["placers/index.md"] = "\n".join([*head, *(line for _, line in sorted(lines)), ""])
     return pages
+
+
+def shown(value: object) -> str:
+    """The default of a parameter, as text that is not empty."""
+    return '""' if value == "" else str(value)
 
 
 def planner_pages() -> dict[str, str]:
@@ -355,7 +360,7 @@ def workload_pages() -> dict[str, str]:
         text = [f"# {name}", "", prose(module.__doc__), "", prose(spec.function.__doc__), ""]
         text += [f"**Source.** {spec.source}", ""] if spec.source else []
         text += ["## Parameters", "", "| name | default |", "|---|---|"]
-        text += [f"| `{key}` | `{value}` |" for key, value in spec.defaults.items()] + [""]
+        text += [f"| `{key}` | `{shown(value)}` |" for key, value in spec.defaults.items()] + [""]
         if spec.published:
             text += ["## Published figures", "", "| what | figure |", "|---|--:|"]
             text += [f"| {key.replace('_', ' ')} | {value:,} |" for key, value in spec.published.items()] + [""]

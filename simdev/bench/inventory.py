@@ -65,7 +65,10 @@ def file_differences(folder: Path, found: list[Row | PlanRow], note: Note) -> li
     )
     read = []
     for name in others:
-        if name in seen or name == PACKAGE:  # its checksums are compared by simdev.bench.release
+        if name in seen:
+            continue
+        if name == PACKAGE and (folder / name).is_file() and not (folder / name).is_symlink():
+            note(f"the name that {PACKAGE} gives the board")  # simdev.bench.release compares all the rest of it
             continue
         faults, known = _other(folder, name, results, plans)
         wrong += faults
@@ -74,7 +77,8 @@ def file_differences(folder: Path, found: list[Row | PlanRow], note: Note) -> li
         elif not known:
             wrong.append(Difference(shortened(name, 200), "", "", "is not checked: no part of a result folder"))
     if read:
-        note(f"{', '.join(shortened(name, 60) for name in read[:MOST_NAMED])}: for readers")
+        more = f" and {len(read) - MOST_NAMED} more" if len(read) > MOST_NAMED else ""
+        note(f"{', '.join(shortened(name, 60) for name in read[:MOST_NAMED])}{more}: for readers")
     _note_columns(results, plans, seen, note)
     return wrong
 

@@ -4,6 +4,7 @@ it or say that it does not check it."""
 import contextlib
 import csv
 import json
+import os
 import re
 import shutil
 from concurrent.futures import Future
@@ -299,7 +300,7 @@ def test_journal(folder, tmp_path, column):
 
 FIDELITY = [
     (file, column)
-    for file in ("cases.csv", "groups.csv")
+    for file in ("cases.csv", "controls.csv", "groups.csv", "published-plans.csv")
     for column in (LEADERBOARD / "fidelity" / file).read_text(encoding="utf-8").splitlines()[0].split(",")
 ]
 
@@ -344,6 +345,25 @@ def test_a_table_that_is_a_link_is_found(folder, tmp_path, name):
     shutil.move(out / name, tmp_path / name)
     (out / name).symlink_to(tmp_path / name)
     assert [(one.row, one.found) for one in verify.verify(out, engine="fast")] == [(name, inventory.LINK)]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda path: path.symlink_to("/nowhere"), lambda path: os.mkfifo(path)], ids=["a link", "a pipe"]
+)
+def test_a_package_that_is_no_file_is_found(folder, tmp_path, make):
+    """What was possible: a datapackage.json that was neither compared nor named."""
+    out = copy(folder, tmp_path)
+    make(out / "datapackage.json")
+    assert [one.row for one in verify.verify(out, engine="fast")] == ["datapackage.json"]
+
+
+def test_texts_that_are_not_listed_are_counted(folder, tmp_path):
+    """What was possible: a file for readers that no line named, behind twenty others."""
+    out, notes = copy(folder, tmp_path), []
+    for number in range(inventory.MOST_NAMED + 3):
+        (out / f"{number:02}.md").write_text("")
+    assert verify.verify(out, engine="fast", on_note=notes.append) == []
+    assert notes[0].endswith(" and 3 more: for readers")
 
 
 def test_an_entry_of_a_run_that_another_entry_replaced_is_named(folder, tmp_path):

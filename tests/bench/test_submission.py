@@ -345,6 +345,28 @@ def test_a_package_that_says_something_else_is_found(release_archive, tmp_path, 
     assert len(found) == 1 and "datapackage.json" in found[0]
 
 
+def test_every_member_of_a_package_is_compared(release_archive):
+    """Each description of a file, and the type of each column of each table: another value is a fault."""
+    with unpacked(release_archive) as inside:
+        path = inside / release.PACKAGE
+        whole = path.read_text(encoding="utf-8")
+        forgeries = 0
+        for number, resource in enumerate(json.loads(whole)["resources"]):
+            members = [(resource, key) for key in resource]
+            members += [(field, key) for field in resource.get("schema", {}).get("fields", []) for key in field]
+            for place in range(len(members)):
+                document = json.loads(whole)
+                forged = document["resources"][number]
+                fields = [(field, key) for field in forged.get("schema", {}).get("fields", []) for key in field]
+                owner, key = [*((forged, key) for key in forged), *fields][place]
+                owner[key] = "x"
+                path.write_text(json.dumps(document), encoding="utf-8")
+                assert release._checksum_faults(inside), (resource["path"], key)
+                forgeries += 1
+        path.write_text(whole, encoding="utf-8")
+        assert forgeries > 100 and release._checksum_faults(inside) == []
+
+
 @pytest.mark.parametrize("document", [b"[]", b'{"resources": 3}', b'{"resources": [3]}', b"{"])
 def test_a_damaged_package_is_one_sentence(release_archive, tmp_path, document):
     changed = altered(

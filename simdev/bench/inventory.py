@@ -18,7 +18,7 @@ from simdev.bench.rows import RESULTS, Row
 from simdev.bench.score import LEADERBOARD, RANKING, leaderboard, ranking
 from simdev.bench.stored import is_registered, kept_machine, registered_placer
 from simdev.errors import InvalidInput, shortened
-from simdev.files import TEMPORARY, read_text, read_toml
+from simdev.files import TEMPORARY, parse_json, read_text, read_toml
 from simdev.parallel.models import parallel_models, split_size
 from simdev.placers import registry
 from simdev.problem.graph_file import load_graph
@@ -98,9 +98,9 @@ def repeated(found: list[Row | PlanRow]) -> list[Difference]:
 
 def _meaning(cell: object) -> object:
     """A cell of a key without what can be spelled in several ways."""
-    with contextlib.suppress(InvalidInput, TypeError, ValueError):
+    with contextlib.suppress(InvalidInput, TypeError, ValueError, RecursionError):
         if isinstance(cell, str) and cell.startswith("{"):
-            found = json.loads(cell)
+            found = parse_json(cell, "cell")
             if set(found) == {"microbatches", "recomputes"}:  # what planners choose from: sets, however they are listed
                 found = {key: sorted(set(values)) for key, values in found.items()}
             return json.dumps(found, sort_keys=True)

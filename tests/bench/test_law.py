@@ -169,6 +169,12 @@ def test_spellings_of_one_name(one, other):
     assert inventory._meaning(one) == inventory._meaning(other) != inventory._meaning("gpt[layers=3]")
 
 
+def test_a_name_that_is_nested_without_end_is_text():
+    """What was possible: RecursionError in verify, from a workload or model of this name."""
+    name = '{"a":' * 50_000 + "1" + "}" * 50_000
+    assert inventory._meaning(name) == name
+
+
 def test_choices_are_sets():
     one, other = (json.dumps({"microbatches": sizes, "recomputes": ["full"]}) for sizes in ((2, 1, 2), (1, 2)))
     assert inventory._meaning(one) == inventory._meaning(other) != inventory._meaning(other.replace("1", "4"))

@@ -18,11 +18,11 @@ class ColocrlPolicy(eqx.Module):
     kind: jax.Array  # (KINDS, KIND_SIZE)
     place: Seq2Seq
 
-    def __init__(self, groups: int, devices: int, hidden: int, reach: float, *, key):
+    def __init__(self, groups: int, devices: int, hidden: int, reach: float, attention: bool, *, key):
         one, two = jax.random.split(key)
         self.kind = jax.random.normal(one, (KINDS, KIND_SIZE))
         features = FEATURES - KINDS + KIND_SIZE + 2 * groups
-        self.place = Seq2Seq(features, hidden, devices, reach, both_ways=False, key=two)
+        self.place = Seq2Seq(features, hidden, devices, reach, both_ways=False, attention=attention, key=two)
 
     def embed(self, inputs):
         """float32 ``(G, features)``: the mean embedding of the kinds, the numbers and shapes, and the adjacency
@@ -35,11 +35,11 @@ class ColocrlPolicy(eqx.Module):
 
 
 @cache  # compiled functions are kept with it
-def learner_functions(*, groups, devices, hidden, samples, rate, entropy, reach) -> Reinforce:
+def learner_functions(*, groups, devices, hidden, samples, rate, entropy, reach, attention) -> Reinforce:
     """The learner functions of ``colocrl``, for problems of ``bucket(groups)`` rows and ``devices`` columns."""
 
     def new(key):
-        return ColocrlPolicy(bucket(groups), devices, hidden, reach, key=key)
+        return ColocrlPolicy(bucket(groups), devices, hidden, reach, attention, key=key)
 
     def decode(policy, inputs, chosen, draw):
         groups = policy.embed(inputs)

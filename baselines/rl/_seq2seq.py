@@ -22,10 +22,13 @@ class Seq2Seq(eqx.Module):
     head: eqx.nn.Linear
 
     reach: float = eqx.field(static=True)  # bound of the logits, so that every device keeps some probability
+    attention: bool = eqx.field(static=True)  # without it, the decoder knows the last state of the encoder only
 
-    def __init__(self, features: int, hidden: int, devices: int, reach: float, *, both_ways: bool, key):
+    def __init__(
+        self, features: int, hidden: int, devices: int, reach: float, *, both_ways: bool, attention: bool = True, key
+    ):
         keys = jax.random.split(key, 8)
-        self.reach = reach
+        self.reach, self.attention = reach, attention
         states = hidden * (2 if both_ways else 1)
         self.forward = _cell(features, hidden, keys[0])
         self.backward = _cell(features, hidden, keys[1]) if both_ways else None
@@ -68,8 +71,11 @@ class Seq2Seq(eqx.Module):
             (h, c), before = carry
             mask, given = row
             h, c = self.decoder(self.device[before], (h, c))
-            energy = jnp.tanh(keys + self.query(h)) @ self.score
-            context = jax.nn.softmax(jnp.where(real, energy, -1e9)) @ states
+            if self.attention:
+                energy = jnp.tanh(keys + self.query(h)) @ self.score
+                context = jax.nn.softmax(jnp.where(real, energy, -1e9)) @ states
+            else:
+                context = jnp.zeros(states.shape[1])
             logits = self.reach * jnp.tanh(self.head(jnp.concatenate([h, context])))
             logp = jax.nn.log_softmax(jnp.where(mask, logits, -1e9))
             action = jnp.argmax(logp + given).astype(jnp.int32) if draw else given

@@ -14,11 +14,14 @@ DEFAULTS = {
     "entropy": 0.0,
     "reach": 2.5,
     "hosts": False,
+    "attention": True,
     "policy": "",
 }
 
 
-def learner(problems, *, groups, hidden, samples, rate, entropy, reach, hosts=False, devices=0) -> Learner:
+def learner(
+    problems, *, groups, hidden, samples, rate, entropy, reach, hosts=False, attention=True, devices=0
+) -> Learner:
     """The learner for ``simdev train`` and the placer; it names at most ``devices`` (0: as many as needed)."""
     from simdev.baselines.rl._colocrl import learner_functions
 
@@ -31,14 +34,17 @@ def learner(problems, *, groups, hidden, samples, rate, entropy, reach, hosts=Fa
         "reach": reach,
         "devices": device_columns(problems, devices, hosts=hosts),
     }
-    functions = learner_functions(**settings)
+    functions = learner_functions(**settings, attention=attention)
 
     def grouped(problem):
         group = coarse_groups(problem, groups)
         return group_problem(problem, group, hosts=hosts, rows=groups, columns=settings["devices"])
 
-    if hosts:  # policies of the default keep the settings that they were stored with
+    # Policies of the defaults keep the settings that they were stored with.
+    if hosts:
         settings = {**settings, "hosts": hosts}
+    if not attention:
+        settings = {**settings, "attention": attention}
     return Learner("colocrl", 2, settings, grouped, functions.init, functions.step, functions.greedy)
 
 
@@ -60,7 +66,8 @@ def colocrl(problem, *, rng, budget, policy, **params):
     Departures, for a budget of a few thousand simulations (the paper ran twelve hours and more on at least 80
     machines): there is one controller, not 20 asynchronous ones. ``groups`` and ``hidden`` are 64 (the paper's groups
     came from rules by hand, see :func:`~simdev.baselines.rl._groups.coarse_groups`). Only accelerators are used, as by
-    the other placers here, unless ``hosts`` is true: then a group may go to the CPU, as in the paper. A group's
+    the other placers here, unless ``hosts`` is true: then a group may go to the CPU, as in the paper. With
+    ``attention=false`` the decoder knows of the groups no more than the last state of the encoder. A group's
     embedding also has its time, memory and place in the graph, and kinds are hashed into buckets. Advantages are
     divided by their standard deviation. Logits stay within ``reach`` (a hyperbolic tangent, from HDP's program), which
     keeps the policy exploring. The cost of a placement that does not fit grows with its overflow.

@@ -247,6 +247,23 @@ def test_colocrl_uses_the_cpu_if_it_may():
         assert set(budget.best.tolist()) >= devices and (hosts or set(budget.best.tolist()) == devices)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", [True, False])
+def test_colocrl_attends_to_groups_unless_it_is_told_not_to(attention, tmp_path):
+    problem, (spec, _) = chains(), find_placer("colocrl")
+    params = {**{key: value for key, value in spec.defaults.items() if key != "policy"}, **SMALL}
+    learner = spec.learner([problem], **{**params, "attention": attention})
+    policy = learner.init(0, 1)["policy"]
+    blind = eqx.tree_at(lambda policy: policy.place.keys.weight, policy, 0 * policy.place.keys.weight)
+    inputs = learner.grouped(problem).inputs
+    chances = [
+        np.asarray(one.place.decode(one.embed(inputs), inputs.real, inputs.allowed, 0.0 * inputs.allowed, draw=True)[0])
+        for one in (policy, blind)
+    ]
+    assert (chances[0] == chances[1]).all() != attention
+    assert ("attention" in learner.settings) != attention, "a policy says that it lacks it"
+
+
 def test_training_for_throughput_is_another_training(tmp_path):
     problem = Problem.build(training_graph(np.random.default_rng(0), 6), two_devices())
     steady = parse_objective("throughput/1f1b/4")

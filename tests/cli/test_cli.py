@@ -377,7 +377,7 @@ WRONG = {  # what newcomers type, and what they read
     "list placer": "did you mean 'placers'?",
     "costs nmt p100": "did you mean 'p100-pcie'",
     "study fidelty": "did you mean 'fidelity'?",
-    "study reproduce nobody": "known: extensions, gdp",
+    "study reproduce nobody": "known: ablations, extensions, gdp",
     "fidelity": "simdev fidelity is now simdev study fidelity",
     "import no.onnx -o x.npz": "no.onnx: No such file or directory",
     "capture llama3-8b -o x.npz": "needs no capture: simdev simulate-plan llama3-8b dgx-h100",

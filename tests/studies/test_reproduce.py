@@ -11,7 +11,7 @@ from simdev.bench.bench import Observer
 from simdev.bench.rows import Row
 from simdev.errors import InvalidInput, UnknownName
 from simdev.placers.registry import find_placer
-from simdev.studies.reproduce import gdp, lab, learned, mirhoseini, placeto, reproduce
+from simdev.studies.reproduce import ablations, gdp, lab, learned, mirhoseini, placeto, reproduce
 from simdev.studies.reproduce.lab import VERSIONS, Lab, LabCase, RunResult, older
 
 
@@ -220,6 +220,44 @@ def test_the_smallest_study_from_end_to_end(tmp_path):
     assert "`learned-search[choice=untrained]`" in report and "| transformer-xl-2 |" in report
     tables = [line.partition(",")[0] for line in (tmp_path / "tables.csv").read_text().splitlines()[1:]]
     assert list(dict.fromkeys(tables)) == ["board", "families", "controls"]
+
+
+# ablations: the table by hand, and the parameters that they name
+
+
+def test_the_table_of_an_ablation_by_hand(monkeypatch):
+    entries = ("gdp", "gdp[edits=0.0]", "group-climb")
+    monkeypatch.setattr(ablations, "PAPERS", {"gdp": ("Zhou et al.", "What it does.", entries)})
+    runs = [found("gdp", [(1, 0, 2_000_000)]), found("gdp", [(1, 0, 4_000_000)], seed=1)]
+    runs += [
+        found("gdp", [(1, 0, 5_000_000)], params='{"edits": 0.0}'),
+        found("gdp", [], seed=1, params='{"edits": 0.0}'),
+    ]
+    runs += [found("group-climb", [(1, 0, 1_000_000)])]
+
+    class Stub:
+        size = lab.Size(evaluations=9, seeds=2, workloads=("w",), topologies=("t",), papers=("gdp",))
+
+        def runs(self, cases, planned, evaluations, seeds):
+            assert ([case.label for case in cases], planned, evaluations, seeds) == (["w on t"], entries, 9, 2)
+            return runs
+
+        def table(self, name, lines):
+            return json.dumps(lines)
+
+    _, (title, _, table) = ablations.run(Stub())
+    assert title == "## `gdp` (Zhou et al.)\n"
+    assert [list(line.values()) for line in json.loads(table)] == [
+        ["`gdp`", "3.0 [2.0, 4.0]"], ["`gdp[edits=0.0]`", "fits in 1 of 2"], ["`group-climb`", "1.0 [1.0, 1.0]"]
+    ]  # fmt: skip
+
+
+def test_ablations_change_parameters_that_the_placers_have():
+    for name, (_, _, entries) in ablations.PAPERS.items():
+        assert entries[0] == name and len(set(entries)) == len(entries)
+        for entry in entries:
+            spec, params = find_placer(entry)
+            assert all(spec.defaults[key] != value for key, value in params.items()), entry
 
 
 REPRODUCED = Path(__file__).parents[2] / "leaderboard" / "reproduced"

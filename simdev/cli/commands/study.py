@@ -336,7 +336,7 @@ def reproduce(
         str,
         typer.Argument(
             help="mirhoseini, placeto, gdp, tarnawski, piper, learned (controls of learned-search), "
-            "extensions (of placeto) or speed."
+            "extensions (of placeto), ablations or speed."
         ),
     ],
     data: Annotated[Path | None, typer.Argument(help="tarnawski and piper: folder of the public inputs.")] = None,

@@ -15,7 +15,7 @@ from simdev.bench.bench import Observer
 from simdev.errors import InvalidInput, UnknownName
 from simdev.studies.reproduce.lab import Lab
 
-EXPERIMENTS = ("extensions", "gdp", "learned", "mirhoseini", "piper", "placeto", "speed", "tarnawski")
+EXPERIMENTS = ("ablations", "extensions", "gdp", "learned", "mirhoseini", "piper", "placeto", "speed", "tarnawski")
 OF_PUBLIC_INPUTS = ("piper", "tarnawski")  # experiments that read a folder of them
 SCALES = ("tiny", "small", "full")
 UNFINISHED = "The rest of this experiment has not run yet; the same command resumes it.\n"

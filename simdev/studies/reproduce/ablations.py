@@ -1,0 +1,87 @@
+"""What the parts of each learned placer are worth: the same search without one of them, beside its controls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from simdev.bench import rows
+from simdev.placers import registry
+from simdev.studies.reproduce.lab import Lab, LabCase, interval, interval_text, sizes
+
+TITLE = "Ablations of the learned placers"
+CLIMB = "group-climb[by=coarse]"
+# Of each paper: what its parts do here, and the variants, the whole placer first and the controls last.
+PAPERS = {
+    "colocrl": (
+        "Mirhoseini et al. 2017",
+        "The decoder attends to all groups, or it does not (`attention=false`). `post` has no network: it learns a "
+        "distribution for each of the same groups. `group-climb` does not learn.",
+        ("colocrl", "colocrl[attention=false]", "colocrl[rate=0.0]", "post", CLIMB),
+    ),
+    "hdp": (
+        "Mirhoseini et al. 2018",
+        "The grouper groups at most 64 layers, or several hundred groups of ops (`layers=false`). `colocrl` has "
+        "the same kind of placer over given groups.",
+        ("hdp", "hdp[layers=false]", "hdp[rate=0.0]", "colocrl", CLIMB),
+    ),
+    "placeto": (
+        "Addanki et al. 2019",
+        "Eight rounds of messages between groups, two, or none, in which case a group knows itself and the summaries "
+        "of its ancestors, descendants and parallel groups only.",
+        ("placeto", "placeto[rounds=2]", "placeto[rounds=0]", "placeto[rate=0.0]", CLIMB),
+    ),
+    "gdp": (
+        "Zhou et al. 2019",
+        "Without edits of the best placement (`edits=0.0`, the paper's search); without attention and the "
+        "superposition inside it (`blocks=0`); without the graph network (`sages=0`).",
+        ("gdp", "gdp[edits=0.0]", "gdp[blocks=0]", "gdp[sages=0]", "gdp[rate=0.0]", "group-climb"),
+    ),
+    "mars": (
+        "Lan et al. 2021",
+        "Without the self-supervised pre-training of the encoder (`pretrain=0`).",
+        ("mars", "mars[pretrain=0]", "mars[rate=0.0]", "colocrl", CLIMB),
+    ),
+}
+
+SIZES = sizes(
+    small=dict(
+        evaluations=500,
+        seeds=3,
+        workloads=("inception-v3", "nmt"),
+        topologies=("p100x4", "p100x2-v100x2"),
+        papers=tuple(PAPERS),
+    ),
+    tiny=dict(evaluations=20, seeds=2, workloads=("transformer-xl-2",), topologies=("p100x4",), papers=("gdp",)),
+    full=dict(
+        evaluations=20_000, seeds=10, workloads=("inception-v3", "nmt", "nasnet-a-large", "rnnlm", "amoebanet-d")
+    ),
+)
+
+
+def run(lab: Lab) -> Iterator[list[str]]:
+    """The parts of the report."""
+    size = lab.size
+    cases = [LabCase(workload, topology) for workload in size.workloads for topology in size.topologies]
+    yield [
+        f"Step times in ms after {size.evaluations:,} evaluations, means of {size.seeds} seeds with 95 % bootstrap "
+        "intervals. Under `rate=0.0`, a placer draws everything from a network that does not learn.\n"
+    ]
+    for name in size.papers:
+        paper, what, entries = PAPERS[name]
+        steps: dict[tuple[str, str], list[float]] = {}
+        for found in lab.runs(cases, entries, size.evaluations, size.seeds):
+            entry = rows.entry_id(found.row.placer, json.loads(found.row.params))
+            steps.setdefault((entry, f"{found.row.workload} on {found.row.topology}"), []).append(found.step_ms)
+        lines = []
+        for entry in entries:
+            spec, params = registry.find_placer(entry)
+            cells = {case.label: _cell(steps[rows.entry_id(spec.name, params), case.label]) for case in cases}
+            lines.append({"placer": f"`{entry}`", **cells})
+        yield [f"## `{name}` ({paper})\n", f"{what}\n", lab.table(name, lines)]
+
+
+def _cell(steps: list[float]) -> str:
+    """The mean and its interval; if a run has no placement that fits, how many of them have one."""
+    fits = [step for step in steps if step == step]
+    return interval_text(interval(fits)) if len(fits) == len(steps) else f"fits in {len(fits)} of {len(steps)}"

@@ -5,14 +5,19 @@ import math
 import re
 from pathlib import Path
 
+import drawn
+import numpy as np
 import pytest
 
 from simdev.bench.bench import Observer
 from simdev.bench.rows import Row
 from simdev.errors import InvalidInput, UnknownName
 from simdev.placers.registry import find_placer
+from simdev.problem.placement import Placement
+from simdev.sim.simulator import Simulator
 from simdev.studies.reproduce import ablations, gdp, lab, learned, mirhoseini, placeto, reproduce
 from simdev.studies.reproduce.lab import VERSIONS, Lab, LabCase, RunResult, older
+from simdev.studies.reproduce.speed import TimedBudget
 
 
 def found(placer, points, *, seed=0, workload="w", params="{}"):
@@ -220,6 +225,17 @@ def test_the_smallest_study_from_end_to_end(tmp_path):
     assert "`learned-search[choice=untrained]`" in report and "| transformer-xl-2 |" in report
     tables = [line.partition(",")[0] for line in (tmp_path / "tables.csv").read_text().splitlines()[1:]]
     assert list(dict.fromkeys(tables)) == ["board", "families", "controls"]
+
+
+def test_the_simulators_share_of_a_search_counts_its_moves():
+    problem = drawn.problem(drawn.chain(10, 10), drawn.machine(), [100, 100])
+    for spend in (
+        lambda budget: budget.evaluate(np.zeros(2, int)),
+        lambda budget: budget.move(Simulator(problem, Placement(np.zeros(2, int))), np.array([0]), np.array([1])),
+    ):
+        budget = TimedBudget(problem, evaluations=1)
+        spend(budget)
+        assert budget.simulating_s > 0 and budget.used == 1
 
 
 # ablations: the table by hand, and the parameters that they name

@@ -29,16 +29,18 @@ class TimedBudget(Budget):
     simulating_s = 0.0
 
     def evaluate_many(self, devices, **options):
-        started = time.process_time()
-        try:
-            return super().evaluate_many(devices, **options)
-        finally:
-            self.simulating_s += time.process_time() - started
+        return self._counted(super().evaluate_many, devices, **options)
 
     def try_moves(self, *arguments, **options):
+        return self._counted(super().try_moves, *arguments, **options)
+
+    def move(self, *arguments, **options):
+        return self._counted(super().move, *arguments, **options)
+
+    def _counted(self, simulate, *arguments, **options):
         started = time.process_time()
         try:
-            return super().try_moves(*arguments, **options)
+            return simulate(*arguments, **options)
         finally:
             self.simulating_s += time.process_time() - started
 

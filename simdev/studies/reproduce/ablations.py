@@ -50,11 +50,14 @@ SIZES = sizes(
         seeds=3,
         workloads=("inception-v3", "nmt"),
         topologies=("p100x4", "p100x2-v100x2"),
-        papers=tuple(PAPERS),
+        papers=("colocrl", "hdp", "placeto", "gdp"),
     ),
     tiny=dict(evaluations=20, seeds=2, workloads=("transformer-xl-2",), topologies=("p100x4",), papers=("gdp",)),
     full=dict(
-        evaluations=20_000, seeds=10, workloads=("inception-v3", "nmt", "nasnet-a-large", "rnnlm", "amoebanet-d")
+        evaluations=20_000,
+        seeds=10,
+        workloads=("inception-v3", "nmt", "nasnet-a-large", "rnnlm", "amoebanet-d"),
+        papers=tuple(PAPERS),
     ),
 )
 

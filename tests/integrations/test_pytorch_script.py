@@ -88,8 +88,12 @@ def write(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "my_model.py").write_text(MODEL, encoding="utf-8")
 
-    def written(microbatch, recompute="none", reduce_each=False, model="", schedule="1f1b", stages_per_rank=1, **sizes):
-        choice = Choice(Mesh(sizes), microbatch, recompute, schedule, stages_per_rank, reduce_each=reduce_each)
+    def written(
+        microbatch, recompute="none", reduce_each=False, model="", schedule="1f1b", stages_per_rank=1, reshard="always",
+        **sizes,
+    ):  # fmt: skip
+        times = {"reduce_each": reduce_each, "reshard": reshard}
+        choice = Choice(Mesh(sizes), microbatch, recompute, schedule, stages_per_rank, **times)
         job = make_job(model or f"{tmp_path}/my_model.py:make_step", "dgx-a100", 16, ranks=math.prod(sizes.values()))
         text = find_writer("pytorch")(job, choice)
         plain_pipeline = choice.mesh["pp"] > 1 and not model.startswith(
@@ -293,6 +297,7 @@ def read_script(path, job):
         names[type(built[0]).__name__] if pp > 1 else "", tuple(layers),
         ("selective" if hasattr(script, "kept_results") else "full") if wraps else "none",
         getattr(script, "REDUCE_EACH", False), precision,
+        gathered="set_reshard_after_backward(" in path.read_text(encoding="utf-8"),
     ), counted  # fmt: skip
 
 
@@ -304,7 +309,7 @@ def test_two_hundred_scripts_say_their_plans(write, tmp_path):
     (tmp_path / "mixed.py").write_text(MODEL.replace(".double()", ""), encoding="utf-8")
     deeper = [name.replace("layers=2", "layers=4") for name in (LLAMA, MIXTRAL)]
     jobs = [
-        make_job(name, "dgx-a100", 16, ranks=ranks, schedules=ORDERS)
+        make_job(name, "dgx-a100", 16, ranks=ranks, schedules=ORDERS, wide=ranks == 8)
         for name, ranks in zip([f"{tmp_path}/my_model.py:make_step", f"{tmp_path}/mixed.py:make_step", *deeper] * 2,
                                [2, 4, 8, 4, 4, 8, 4, 8], strict=True)
     ]  # fmt: skip
@@ -326,9 +331,10 @@ def test_two_hundred_scripts_say_their_plans(write, tmp_path):
         ends[job.model.name] += 1
         ends[f"{found.recompute} {found.schedule}"] += 1
         ends["reduced each"] += found.reduce_each
+        ends["gathered"] += found.gathered
     assert len(whole) == 4 and min(ends[name] for name in whole) > 20, ends
     assert all(ends[f"{recompute} {name}"] for recompute in ("none", "selective", "full") for name in SCHEDULES), ends
-    assert ends["reduced each"] > 10
+    assert ends["reduced each"] > 10 and ends["gathered"] > 10
 
 
 @pytest.mark.parametrize(
@@ -337,6 +343,7 @@ def test_two_hundred_scripts_say_their_plans(write, tmp_path):
         {"microbatch": 4, "recompute": "none", "dp_shard": 2},
         {"microbatch": 4, "recompute": "full", "dp_shard": 2},
         {"microbatch": 4, "recompute": "selective", "dp_shard": 2},
+        {"microbatch": 2, "dp_shard": 2, "reshard": "never"},
         pytest.param({"microbatch": 4, "dp_replicate": 2}, marks=pytest.mark.slow),
         pytest.param({"microbatch": 2, "dp_replicate": 2, "dp_shard": 2}, marks=pytest.mark.slow),
         pytest.param({"microbatch": 8, "tp": 2}, marks=pytest.mark.slow),
@@ -345,6 +352,7 @@ def test_two_hundred_scripts_say_their_plans(write, tmp_path):
         pytest.param({"microbatch": 4, "schedule": "gpipe", "pp": 2}, marks=pytest.mark.slow),
         pytest.param({"microbatch": 2, "recompute": "full", "pp": 2, "tp": 2}, marks=pytest.mark.slow),
         pytest.param({"microbatch": 2, "pp": 2, "dp_replicate": 2}, marks=pytest.mark.slow),
+        pytest.param({"microbatch": 2, "pp": 2, "dp_shard": 2, "reshard": "never"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -390,8 +398,9 @@ def test_a_float32_module_has_a_script_on_a_mesh_without_data_axes(write, tmp_pa
         {"model": MIXTRAL, "microbatch": 4, "dp_replicate": 2, "ep": 2},
         {"model": MIXTRAL, "microbatch": 8, "ep": 2, "tp": 2},
         {"model": MIXTRAL, "microbatch": 4, "pp": 2, "ep": 2},
+        {"model": LLAMA, "microbatch": 2, "dp_shard": 2, "reshard": "never"},
     ],
-    ids=["fsdp x tp", "ep", "fsdp x ep", "replicas x ep", "ep x tp", "pp x ep"],
+    ids=["fsdp x tp", "ep", "fsdp x ep", "replicas x ep", "ep x tp", "pp x ep", "gathered"],
 )
 def test_the_script_of_a_transformers_model_executes_the_program(write, plan, monkeypatch):
     pytest.importorskip("transformers")
@@ -432,6 +441,7 @@ def test_what_a_script_cannot_say_is_refused_by_name(write, tmp_path):
         ("takes other inputs", {"model": "transformers:BertForMaskedLM[num_hidden_layers=2,length=8]", "dp_shard": 2}),
         ("zero-bubble", {"model": LLAMA, "pp": 2, "dp_shard": 2, "schedule": "zero-bubble"}),
         ("1 microbatches on 2 stages", {"model": LLAMA, "pp": 2, "dp_shard": 2, "microbatch": 8}),
+        ("reshard=never", {"model": LLAMA, "pp": 2, "dp_shard": 2, "reshard": "never"}),
         ("own code", {"model": "small", "dp_shard": 2}),
         ("equal on two stages .embedding.weight", {"model": f"{tmp_path}/tied.py:make_step", "pp": 2}),
     ]  # fmt: skip

@@ -57,7 +57,8 @@ class Settings:
     ``precision`` is that of the model on this mesh (:data:`simdev.graphs.parallel_model.PRECISIONS`).
     ``reshard_after_forward``: the gathered parameters of a block are freed after its forward pass. ``splits_tokens``:
     the ranks of ``tp`` divide the tokens between layers (sequence parallelism). ``compiled``: the job's framework
-    runs under ``torch.compile``. ``distributed_optimizer``: replicas divide the optimizer's state.
+    runs under ``torch.compile``. ``distributed_optimizer``: replicas divide the optimizer's state. ``gathered``: shards
+    are gathered once in a step, and parameters stay gathered until the last backward pass.
     """
 
     ranks: int
@@ -75,6 +76,7 @@ class Settings:
     splits_tokens: bool = False
     compiled: bool = False
     distributed_optimizer: bool = False
+    gathered: bool = False
 
 
 def settings_of(
@@ -83,8 +85,8 @@ def settings_of(
     """The settings of a plan. Raises :class:`Unsupported` for stages with meshes of their own, for pipelines that
     reduce gradients after each microbatch, and for a model that is built in another way than its defaults say
     (``weights=bfloat16``) unless in one of ``builds``, which no framework's configuration can express; unless for
-    torchtitan, for parameters that stay gathered and stages without a layer; and :class:`InvalidInput` for a choice
-    that does not suit the job, also by its data types unless ``any_precision``."""
+    torchtitan, for stages without a layer; and :class:`InvalidInput` for a choice that does not suit the job, also by
+    its data types unless ``any_precision``."""
     for name, value in job.parameters.items():
         usual = job.model.defaults.get(name)
         if isinstance(value, str) and name not in FREE and value not in (usual, *builds):
@@ -96,10 +98,6 @@ def settings_of(
     if pipeline and choice.reduce_each:
         raise Unsupported(
             f"no framework's pipeline reduces gradients after each microbatch, and the plan {choice} does"
-        )
-    if plan.gathered and not (titan and pipeline):
-        raise Unsupported(
-            f"--write cannot say that parameters stay gathered (reshard=never), and the plan {choice} does"
         )
     if not titan and not min(part.layers for part in plan.parts):
         raise Unsupported(f"only --write torchtitan can say that a stage has no layer, as in the plan {choice}")
@@ -125,6 +123,7 @@ def settings_of(
         # A framework with a distributed optimizer is Megatron-Core, whose kernels are fused by hand.
         compiled=job.software.fused and not job.software.distributed_optimizer,
         distributed_optimizer=job.software.distributed_optimizer and choice.mesh["dp_replicate"] > 1,
+        gathered=plan.gathered,
     )
 
 
@@ -161,6 +160,7 @@ def refuse_parts(settings: Settings, where: str, *known: str) -> None:
     parts = {
         "sequence parallelism": settings.splits_tokens and "the ranks of tp divide the tokens between layers",
         "reshard_after_forward": not settings.reshard_after_forward and "gathered parameters stay until the backward",
+        "reshard=never": settings.gathered and "parameters stay gathered until the last backward pass",
         "torch.compile": settings.compiled and "its framework compiles the model",
         "a distributed optimizer": settings.distributed_optimizer and "replicas divide the optimizer's state",
         "every n-th layer": settings.recompute.startswith("every") and f"recompute={settings.recompute}",

@@ -41,7 +41,8 @@ def write(job: Job, choice: Choice) -> str:
     a step; without one, microbatches accumulate gradients, which FSDP reduces after each of them."""
     settings = settings_of(job, choice, titan=True)
     module, function = _configuration(job)
-    refuse_parts(settings, "torchtitan", "torch.compile", "sequence parallelism")
+    stays = ["reshard=never"] if settings.mesh["pp"] > 1 else []  # PyTorch's stages keep them after backward passes
+    refuse_parts(settings, "torchtitan", "torch.compile", "sequence parallelism", *stays)
     refuse_precision(settings, "torchtitan", "mixed", "bfloat16")
     mesh, pipeline = settings.mesh, settings.mesh["pp"] > 1
     if mesh["ep"] > 1 and mesh["tp"] > 1:

@@ -57,6 +57,7 @@ def _script(built: TransformersModel, whole, facts: dict, settings: Settings) ->
         "pp": mesh["pp"] > 1,
         "divided": mesh.replicas * mesh["tp"] > 1,
         "sharded": mesh.replicas > 1,
+        "gathered": mesh["dp_shard"] > 1 and settings.gathered,
         "recompute": settings.recompute != "none",
         "selective": settings.recompute == "selective",
         "lists": any(isinstance(value, list) and len(value) == facts["layers"] for value in config.values()),
@@ -145,6 +146,7 @@ SPREAD = """    options = {"use_reentrant": False, "preserve_rng_state": False} 
     sizes = {"dp_replicate_size": MESH["dp_replicate"], "fsdp_size": MESH["fsdp"], "tp_size": MESH["tp"]}  #? divided
     sizes |= {"ep_size": @EP@, "fsdp_plan": @BLOCKS@, "fsdp_mixed_precision": STORED != COMPUTED}  #? divided
     type(model).maybe_distribute_model(model, DistributedConfig(**sizes), TransformersDeviceMesh(mesh, moe))  #? divided
+    model.set_reshard_after_forward(False)  #? gathered
 """
 STAGE = '''class Stage(torch.nn.Module):
     """Layers of the model, with the embedding on the first stage, the norm, the head and the loss on the last."""
@@ -215,6 +217,7 @@ STEP = '''def train_step(model, optimizer, data):
         last = number == MICROBATCHES - 1 or REDUCE_EACH  #? sharded
         model.set_is_last_backward(last)  #? sharded
         model.set_requires_gradient_sync(last)  #? sharded
+        model.set_reshard_after_backward(number == MICROBATCHES - 1)  # gathered once in a step  #? gathered
         loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss / MICROBATCHES
         loss.backward()
         total += loss.detach()

@@ -43,6 +43,7 @@ def write(job: Job, choice: Choice, settings: Settings) -> str:
         "recompute": settings.recompute != "none",
         "selective": settings.recompute == "selective",
         "shard": settings.mesh["dp_shard"] > 1,
+        "gathered": settings.mesh["dp_shard"] > 1 and settings.gathered,
         "replicate": settings.mesh["dp_shard"] == 1 and settings.mesh["dp_replicate"] > 1,
         "data": settings.mesh.replicas > 1,
         "tp": settings.mesh["tp"] > 1,
@@ -62,7 +63,7 @@ def write(job: Job, choice: Choice, settings: Settings) -> str:
         "MICROBATCH": settings.microbatch,
         "MICROBATCHES": settings.microbatches,
         "EACH": settings.reduce_each,
-        "RESHARD": settings.reshard_after_forward,
+        "RESHARD": settings.reshard_after_forward and not settings.gathered,
         "RANKS": "(dist.get_world_size() // MESH['pp'])" if flags["pp"] else "dist.get_world_size()",
         **(_stages(built, settings) if flags["pp"] else {}),
     }
@@ -222,6 +223,7 @@ def train_step(model, loss, optimizer, inputs):
         last = number == MICROBATCHES - 1 or REDUCE_EACH  #? data
         model.set_is_last_backward(last)  #? data
         model.set_requires_gradient_sync(last)  #? data
+        model.set_reshard_after_backward(number == MICROBATCHES - 1)  # gathered once in a step  #? gathered
         with implicit_replication():  # of tensors that TENSOR_PARALLEL does not divide  #? tp
             part = loss(model, *microbatch) / MICROBATCHES  #? tp
             part.backward()  #? tp
@@ -300,6 +302,7 @@ class Stage(torch.nn.Module):
         self.backward_passes += 1  # gradients are reduced with the last one  #? data
         self.model.set_is_last_backward(self.backward_passes % MICROBATCHES == 0)  #? data
         self.model.set_requires_gradient_sync(self.backward_passes % MICROBATCHES == 0)  #? data
+        self.model.set_reshard_after_backward(self.backward_passes % MICROBATCHES == 0)  #? gathered
 
 
 '''

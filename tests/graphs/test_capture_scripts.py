@@ -1,5 +1,6 @@
 """Training scripts as they are: each runs unchanged, and the FLOPs of its step are counted by hand or by PyTorch."""
 
+import importlib.util
 import os
 import sys
 from collections import Counter
@@ -390,6 +391,41 @@ def test_fake_tensors_give_the_graph_of_the_real_run(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[0] == "? ? nan ? [?, ?, ?, ?]"
     same_graph(fake, real)
     assert set(fake.meta["unknown_numbers"]) == {"line 12"} == set(fake.meta["taken_as_finite"])
+
+
+SHARED = """
+model = torch.nn.Sequential(torch.nn.Linear(16, 4), torch.nn.BatchNorm1d(4)).share_memory()
+torch.distributed.init_process_group("nccl")
+model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    optimizer.zero_grad()
+    model(torch.randn(8, 16)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_norms_of_all_replicas_and_shared_memory(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(NET + SHARED)
+    forward = torch.nn.SyncBatchNorm.forward
+    fake, real = (capture_script(path, fake=fake) for fake in (True, False))
+    same_graph(fake, real)
+    assert of(real, "native_batch_norm")[1] == 1 and of(real, "addmm", "mm")[0] == linear(8, (16, 4))
+    assert forward is torch.nn.SyncBatchNorm.forward
+
+
+def test_a_picture_of_unknown_values_is_not_written(tmp_path):
+    if importlib.util.find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
+    text = "\nfrom torchvision.utils import save_image\n"
+    for file, shown in ("known.png", "torch.rand(3, 4, 4)"), ("unknown.png", "torch.nn.Linear(512, 512).weight"):
+        text += f"save_image({shown}.detach(), {str(tmp_path / file)!r}, normalize=True)\n"
+    path = tmp_path / "train.py"
+    path.write_text(NET + text + SHARED)
+    graph = capture_script(path, fake=True)
+    assert (tmp_path / "known.png").exists() and not (tmp_path / "unknown.png").exists()
+    assert graph.meta["unknown_numbers"] == {"line 7": 1}
 
 
 def same_graph(fake, real):

@@ -90,15 +90,53 @@ def test_inputs_that_simdev_does_not_make_up_are_named():
 
 def test_a_field_that_the_default_configuration_leaves_open_is_named():
     pytest.importorskip("transformers")
-    from simdev.graphs.capture.packages import unset_field, with_field
+    from simdev.graphs.capture.packages import unset_fields, with_field
 
-    model, message = "transformers:Gemma3TextModel", "ValueError: Could not find a `{}` argument in the config"
-    assert unset_field(model, message.format("sliding_window")) == "", "it has a default"
-    assert unset_field(model, message.format("final_logit_softcapping")) == "final_logit_softcapping"
-    assert unset_field(f"{model}[final_logit_softcapping=30]", message.format("final_logit_softcapping")) == ""
-    assert unset_field("timm:resnet50", message.format("sliding_window")) == ""
+    def unset(target, name):
+        return unset_fields(target, ValueError(f"Could not find a `{name}` argument in the config"))
+
+    model = "transformers:Gemma3TextModel"
+    assert unset(model, "sliding_window") == [], "it has a default"
+    assert unset(model, "final_logit_softcapping") == ["final_logit_softcapping"]
+    assert unset(f"{model}[final_logit_softcapping=30]", "final_logit_softcapping") == []
+    assert unset("timm:resnet50", "sliding_window") == []
     assert with_field(model, "a") == f"{model}[a=...]"
     assert with_field(f"{model}[b=1]", "a", "2") == f"{model}[b=1,a=2]"
+
+
+def test_a_field_that_a_failing_constructor_reads_is_named():
+    pytest.importorskip("transformers")
+    from simdev.graphs.capture import capture_package
+
+    small = "num_hidden_layers=1,hidden_size=64,intermediate_size=64,num_attention_heads=4,num_key_value_heads=2"
+    target = f"transformers:MinistralForCausalLM[vocab_size=50,{small}]"
+    with pytest.raises(InvalidInput, match=r"leaves head_dim open: capture .*num_key_value_heads=2,head_dim=\.\.\.]"):
+        capture_package(target, length=8)
+    assert capture_package(f"{target[:-1]},head_dim=16]", length=8).meta["flops"] > 0
+
+
+def test_layers_are_left_out_only_where_the_id_says_so():
+    pytest.importorskip("transformers")
+    from simdev.graphs.capture import capture_package
+
+    target = "transformers:TimeSeriesTransformerModel"
+    graph = capture_package(target, batch=2)
+    assert graph.meta["whole_layers"] == {"encoder_layerdrop": 0.1, "decoder_layerdrop": 0.1}
+    whole = capture_package(f"{target}[encoder_layerdrop=0.0,decoder_layerdrop=0.0]", batch=2)
+    assert "whole_layers" not in whole.meta and whole.meta["flops"] == graph.meta["flops"]
+    fewer = capture_package(f"{target}[encoder_layerdrop=0.9,decoder_layerdrop=0.9]", batch=2)
+    assert fewer.meta["flops"] < 0.7 * graph.meta["flops"]
+
+
+def test_a_question_has_a_text_for_each_choice():
+    pytest.importorskip("transformers")
+    from simdev.graphs.capture import capture_package
+
+    target = "transformers:BertForMultipleChoice[num_hidden_layers=1,hidden_size=64,intermediate_size=64,vocab_size=50]"
+    graph = capture_package(target.replace("vocab_size", "num_attention_heads=2,vocab_size"), batch=3, length=8)
+    kinds = [graph.kinds[kind] for kind in graph.op_kind]
+    inputs = {graph.signatures[graph.op_signature[op]] for op, kind in enumerate(kinds) if kind == "input"}
+    assert inputs == {"input()->i64[3,2,8]", "input()->i64[3]"}
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ FIGURES = (
     "unrolled_ops",
     "inputs_from",
     "uncounted_ops",
+    "whole_layers",
     "unknown_numbers",
     "taken_as_finite",
 )
@@ -173,6 +174,9 @@ def _notes(step: str, graph) -> list[str]:
     elif "inputs_from" in meta:
         made = ", ".join(_inputs(graph)) or "none that the step reads"
         lines.append(f"inputs are {meta['inputs_from']}: {made}")
+    if "whole_layers" in meta:
+        shares = ",".join(f"{field}={share}" for field, share in meta["whole_layers"].items())
+        lines.append(f"the step has every layer; to leave layers out at random, as training does: [{shares}]")
     if "marked_by" not in meta and "values" in meta:
         ran = {"forward": "its forward pass", "real": "it"}[meta["values"]]
         lines.append(f"the step depends on values: {ran} ran for real on the given inputs, whose sizes the graph has")

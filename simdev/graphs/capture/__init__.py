@@ -159,7 +159,7 @@ def capture_package(
     :func:`simdev.graphs.capture.packages.package_step`."""
     need_torch()
     from simdev.graphs.capture.build import BuildFailed
-    from simdev.graphs.capture.packages import GIVE, package_step, unset_field, with_field
+    from simdev.graphs.capture.packages import GIVE, package_step, unset_fields, whole_layers, with_field
 
     build, own_name, meta = package_step(target, **choices)
     try:
@@ -170,13 +170,20 @@ def capture_package(
             raise InvalidInput(fewer, source=error.source, field=error.field) from error
         if choices.get("inputs") or "--" in error.message or "=..." in error.message:
             raise
-        if isinstance(error.__cause__, BuildFailed) and target.startswith(("transformers", "diffusers")):
-            fields = f"change fields of its configuration, such as {target.partition('[')[0]}[num_attention_heads=8]"
-            raise InvalidInput(f"{error.message}; {fields}", source=error.source, field=error.field) from error
-        remedy = f"{error.message}; if the inputs that simdev makes up do not fit, {GIVE}"
-        if unset := unset_field(target, error.message):
-            remedy = f"{error.message}; its configuration leaves {unset} open: capture {with_field(target, unset)}"
-        raise InvalidInput(remedy, source=error.source, field=error.field) from error
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        if unset := unset_fields(target, cause):
+            for field in unset:
+                target = with_field(target, field)
+            remedy = f"its configuration leaves {', '.join(unset)} open: capture {target}"
+        elif isinstance(error.__cause__, BuildFailed) and target.startswith(("transformers", "diffusers")):
+            remedy = f"change fields of its configuration, such as {target.partition('[')[0]}[num_attention_heads=8]"
+        else:
+            remedy = f"if the inputs that simdev makes up do not fit, {GIVE}"
+        raise InvalidInput(f"{error.message}; {remedy}", source=error.source, field=error.field) from error
+    if dropped := whole_layers(target):
+        graph.meta["whole_layers"] = dropped
     return _on_gpu(graph, unroll)
 
 

@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import json
 import re
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from simdev.user_file import import_file, neighbours
 PACKAGES = ("timm", "torchvision", "transformers", "diffusers")
 MODES = ("train", "inference", "prefill", "decode")
 BY_TOKEN = ("mamba", "rwkv")  # without their kernels they compute token by token: each token adds ops
+CHOICES = 2  # of a question
 GIVE = "give a function that returns the inputs and labels of the model by --inputs FILE.py:FUNCTION"
 _TARGET = re.compile(r"(?P<package>\w+):(?P<model>[\w./-]+)(\[(?P<fields>[^\]]*)\])?")
 
@@ -105,20 +107,39 @@ def _fields(text: str | None, target: str) -> dict:
     return fields
 
 
-def unset_field(target: str, message: str) -> str:
-    """A field that the default configuration of a transformers model leaves open, and that ``message`` names as code
-    (`field`); empty if there is none."""
+def unset_fields(target: str, error: BaseException) -> list[str]:
+    """Fields that the default configuration of a transformers model leaves open, and that ``error`` names as code
+    (`field`) or that the function which failed reads."""
     if not target.startswith("transformers:"):
-        return ""
+        return []
     import transformers
 
     match = _TARGET.fullmatch(target)
     assert match is not None
     config = getattr(transformers, match["model"]).config_class()
-    given, named = _fields(match["fields"], target), re.findall(r"`(\w+)`", message)
+    given, named = _fields(match["fields"], target), re.findall(r"`(\w+)`", str(error))
+    if "NoneType" in str(error):
+        inside = str(Path(transformers.__file__).parent)
+        codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+        code = [code for code in codes if code.co_filename.startswith(inside)][-1:]
+        named += [name for one in code for name in (*one.co_names, *one.co_consts) if isinstance(name, str)]
     parts = config, config.get_text_config()
     unset = [name for name in named if any(getattr(part, name, 0) is None for part in parts) and name not in given]
-    return next(iter(unset), "")
+    return list(dict.fromkeys(unset))
+
+
+def whole_layers(target: str) -> dict[str, float]:
+    """The shares of layers that training a transformers model leaves out at random by default, by the name of the
+    field; its step has all layers, unless ``target`` gives the field."""
+    if not target.startswith("transformers:"):
+        return {}
+    import transformers
+
+    match = _TARGET.fullmatch(target)
+    assert match is not None
+    given = _fields(match["fields"], target)
+    drops = layer_drops(getattr(transformers, match["model"]).config_class())
+    return {key: share for key, share in drops.items() if key not in given}
 
 
 def with_field(target: str, name: str, value: str = "...") -> str:
@@ -303,6 +324,8 @@ def _transformers(target, name, fields, mode, batch, length, given):
             if not hasattr(config, key) and not hasattr(own, key):
                 raise UnknownName("field", key, vars(config), source=target)
             setattr(config if hasattr(config, key) else own, key, value)
+        for key in set(layer_drops(config)) - set(fields):
+            setattr(config, key, 0.0)
         if getattr(own, "pad_token_id", None) is None:
             own.pad_token_id = config.pad_token_id = 0
         if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
@@ -320,6 +343,11 @@ def _transformers(target, name, fields, mode, batch, length, given):
         return _training(model, (inputs,), lambda model, inputs: loss_of(_call(model, inputs)))
 
     return build
+
+
+def layer_drops(config) -> dict[str, float]:
+    """The shares of the layers that a configuration leaves out at random, by the name of the field."""
+    return {key: share for key, share in vars(config).items() if re.fullmatch(r"\w*layer_?drop", key) and share}
 
 
 def loss_of(outcome):
@@ -376,6 +404,8 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
         inputs["input_ids"] = torch.randint(3, max(4, vocabulary - 1), (count, tokens))
         if "SequenceClassification" in type(model).__name__:
             _end(inputs["input_ids"], own)
+        if "MultipleChoice" in type(model).__name__:  # a text for each choice
+            inputs["input_ids"] = inputs["input_ids"][:, None].repeat(1, CHOICES, 1)
     if "pixel_values" in inputs and "input_ids" in inputs and hasattr(config, "image_token_index"):
         inputs["input_ids"][:, : getattr(config, "num_query_tokens", 1)] = config.image_token_index
     if "qformer_input_ids" in takes:
@@ -472,9 +502,9 @@ def _hf_labels(model, config, inputs: dict) -> dict:
         return {"start_positions": torch.zeros(rows, dtype=torch.int64), "end_positions": torch.ones(rows).long()}
     if "labels" not in takes:
         return {"return_loss": True} if "return_loss" in takes and len(inputs) > 1 else {}
-    if "Classification" in name and "Token" not in name:
+    if "MultipleChoice" in name or ("Classification" in name and "Token" not in name):
         return {"labels": torch.zeros(rows, dtype=torch.int64)}
-    if "MultipleChoice" in name or "NextSentence" in name or "Segmentation" in name or "Detection" in name:
+    if "NextSentence" in name or "Segmentation" in name or "Detection" in name:
         return {}
     if "decoder_input_ids" in inputs:
         ids = inputs["decoder_input_ids"]

@@ -9,6 +9,8 @@ compared, converted or used as a condition. So no such number steers the script 
 from __future__ import annotations
 
 import dis
+import importlib
+import importlib.util
 import math
 import operator
 import sys
@@ -29,7 +31,7 @@ from simdev.errors import Unsupported
 from simdev.graphs.capture.rehearse import INSIDE
 from simdev.graphs.capture.rewrites import fake_construction
 from simdev.graphs.capture.shadows import MOST_DRAWN, Shadows
-from simdev.graphs.capture.trace import Tape
+from simdev.graphs.capture.trace import Tape, tensors_in
 
 REMEDY = "a run on fake tensors has no such value; run the script without --fake (smaller, if it does not fit), or {}"
 FINITE = {"isfinite": True, "isnan": False, "isinf": False}  # what numbers are taken for
@@ -63,6 +65,13 @@ class Fakes:
         enter(_set(Parameter, "__new__", staticmethod(parameter)))
         for owner, name in ((DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__")):
             enter(_set(owner, name, _without_modes(getattr(owner, name))))
+        enter(_set(torch.Tensor, "share_memory_", _shared(torch.Tensor.share_memory_)))
+        if (
+            "torchvision" in self._path.read_text(encoding="utf-8", errors="replace")
+            and importlib.util.find_spec("torchvision") is not None
+        ):
+            pictures = importlib.import_module("torchvision.utils")
+            enter(_set(pictures, "save_image", self._picture(pictures.save_image)))
         for name in FINITE:
             enter(_set(math, name, self._finite(name, getattr(math, name))))
             enter(_set(np, name, self._finite(name, getattr(np, name))))
@@ -135,6 +144,17 @@ class Fakes:
             return tensor
 
         return draw
+
+    def _picture(self, original):
+        """Pictures are logs: one of unknown values is not written."""
+
+        def save(tensor, *args, **kwargs):
+            if any(map(self.unknown, tensors_in(tensor))):
+                self.read[self.place()] += 1
+                return None
+            return original(tensor, *args, **kwargs)
+
+        return save
 
     def _finite(self, name: str, original):
         def asked(value, *args, **kwargs):
@@ -310,6 +330,15 @@ for _name in ARITHMETIC:
     setattr(Unknown, f"__r{_name}__", _backward)
 for _name in COMPARISONS:
     setattr(Unknown, f"__{_name}__", _comparison(_name))
+
+
+def _shared(original):
+    """A tensor without memory has none to share."""
+
+    def share(tensor):
+        return tensor if isinstance(tensor, FakeTensor) else original(tensor)
+
+    return share
 
 
 def _without_modes(original):

@@ -264,10 +264,13 @@ class TransformersModel:
         import torch
         from transformers.initialization import no_init_weights
 
+        from simdev.graphs.capture.packages import keep_layers
+
         transformers = _transformers(self.source)
         try:
             cls = getattr(transformers, self.name)
             config = cls.config_class.from_dict(json.loads(text))
+            keep_layers(config)
             with torch.device("meta"), no_init_weights():
                 model = cls._from_config(config, dtype=dtype or torch.float32)
             model.tie_weights()  # which belongs to the initialisation that was left out

@@ -128,6 +128,21 @@ def test_layers_are_left_out_only_where_the_id_says_so():
     assert fewer.meta["flops"] < 0.7 * graph.meta["flops"]
 
 
+def test_layers_of_parts_and_of_planned_models_are_kept():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.packages import keep_layers, layer_drops
+    from simdev.parallel.hugging_face import hugging_face_model
+
+    config = transformers.ParakeetCTCConfig()
+    assert [(name, share) for _, _, name, share in layer_drops(config)] == [("encoder_config.layerdrop", 0.1)]
+    keep_layers(config)
+    assert list(layer_drops(config)) == []
+    sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "vocab_size": 50, "encoder_layerdrop": 0.5}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    model, _ = hugging_face_model({"model_type": "m2m_100", **sizes, **heads}, {"length": 8}, "m2m")
+    assert list(layer_drops(model.function.build().config)) == []
+
+
 def test_a_question_has_a_text_for_each_choice():
     pytest.importorskip("transformers")
     from simdev.graphs.capture import capture_package

@@ -175,8 +175,8 @@ def _notes(step: str, graph) -> list[str]:
         made = ", ".join(_inputs(graph)) or "none that the step reads"
         lines.append(f"inputs are {meta['inputs_from']}: {made}")
     if "whole_layers" in meta:
-        shares = ",".join(f"{field}={share}" for field, share in meta["whole_layers"].items())
-        lines.append(f"the step has every layer; to leave layers out at random, as training does: [{shares}]")
+        shares = ", ".join(f"{field}={share}" for field, share in meta["whole_layers"].items())
+        lines.append(f"the step has every layer, of which training leaves some out at random ({shares})")
     if "marked_by" not in meta and "values" in meta:
         ran = {"forward": "its forward pass", "real": "it"}[meta["values"]]
         lines.append(f"the step depends on values: {ran} ran for real on the given inputs, whose sizes the graph has")

@@ -12,8 +12,9 @@ import inspect
 import json
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 from simdev.errors import InvalidInput, UnknownName, Unsupported
 from simdev.graphs.capture.diffusion_inputs import diffusion_inputs
@@ -139,7 +140,7 @@ def whole_layers(target: str) -> dict[str, float]:
     assert match is not None
     given = _fields(match["fields"], target)
     drops = layer_drops(getattr(transformers, match["model"]).config_class())
-    return {key: share for key, share in drops.items() if key not in given}
+    return {name: share for _, key, name, share in drops if key not in given}
 
 
 def with_field(target: str, name: str, value: str = "...") -> str:
@@ -324,8 +325,7 @@ def _transformers(target, name, fields, mode, batch, length, given):
             if not hasattr(config, key) and not hasattr(own, key):
                 raise UnknownName("field", key, vars(config), source=target)
             setattr(config if hasattr(config, key) else own, key, value)
-        for key in set(layer_drops(config)) - set(fields):
-            setattr(config, key, 0.0)
+        keep_layers(config, fields)
         if getattr(own, "pad_token_id", None) is None:
             own.pad_token_id = config.pad_token_id = 0
         if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
@@ -345,9 +345,22 @@ def _transformers(target, name, fields, mode, batch, length, given):
     return build
 
 
-def layer_drops(config) -> dict[str, float]:
-    """The shares of the layers that a configuration leaves out at random, by the name of the field."""
-    return {key: share for key, share in vars(config).items() if re.fullmatch(r"\w*layer_?drop", key) and share}
+def layer_drops(config, inside: str = "") -> Iterator[tuple[Any, str, str, float]]:
+    """The shares of layers that a configuration of transformers, or one inside it, leaves out at random:
+    ``(configuration, field, the field's name from outside, share)``."""
+    for key, value in list(vars(config).items()):
+        if re.fullmatch(r"\w*layer_?drop", key) and value:
+            yield config, key, inside + key, value
+        elif hasattr(value, "model_type"):
+            yield from layer_drops(value, f"{inside}{key}.")
+
+
+def keep_layers(config, given: Collection[str] = ()) -> None:
+    """Let a model of transformers train with all its layers, but for the fields that are ``given``: a step that leaves
+    out what one draw leaves out has fewer FLOPs than the next."""
+    for part, key, _, _ in layer_drops(config):
+        if key not in given:
+            setattr(part, key, 0.0)
 
 
 def loss_of(outcome):

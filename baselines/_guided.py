@@ -530,9 +530,9 @@ def search_from(
         near = not leaders[0].score.fits or rough.score.step_ns <= ROUGH * leaders[0].score.step_ns
         if rough.score.fits and near:
             leaders.insert(0, rough)
-    others = search.others()
-    single = others[0] if others else search  # with fewer evaluations than units, it would try only some units, once
-    swept = single is not search and budget.left >= (SWEEPS if long else FEW_SWEEPS) * problem.graph.n_units
+    others = search.others()  # with fewer evaluations than units, the first would try only some units, once
+    swept = bool(others) and budget.left >= (SWEEPS if long else FEW_SWEEPS) * problem.graph.n_units
+    single = others[0] if swept else search
     others = others if swept else others[1:]
     alone = [min(leaders, key=lambda state: state.score)] if swept else []
     if fresh and swept and budget.open:

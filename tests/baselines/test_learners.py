@@ -310,7 +310,7 @@ def test_a_policy_is_used_with_the_settings_of_its_training(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["colocrl", "doppler", "giph", "hdp", "hsdag", "mars", "post"])
+@pytest.mark.parametrize("name", ["colocrl", "doppler", "giph", "hdp", "hsdag", "post"])
 def test_a_graph_of_50_000_ops_is_placed(name):
     if not graph_path("gnmt-8").is_file():
         pytest.skip("the graph of gnmt-8 is not shipped")
@@ -318,53 +318,6 @@ def test_a_graph_of_50_000_ops_is_placed(name):
     budget = Budget(problem, evaluations=20)
     find_placer(name)[0].place(problem, rng=np.random.default_rng(0), budget=budget)
     assert budget.used == 20
-
-
-# mars: what the encoder learns without a placement, and segments
-
-
-def mars_of(problem, **given):
-    spec, _ = find_placer("mars")
-    params = {**{key: value for key, value in spec.defaults.items() if key != "policy"}, **SMALL, **given}
-    return spec.learner([problem], **params)
-
-
-def test_mars_tells_its_graph_from_shuffled_features_before_any_placement():
-    problem = random_problem(np.random.default_rng(7), max_ops=60, rules=Rules())
-    learner = mars_of(problem, hidden=16, pretrain=200)
-    inputs, state = learner.grouped(problem).inputs, learner.init(0, 1)
-    after, loss = learner.step.__self__.pretrain(state, inputs)
-    assert loss[0] > 1.3 > 1.0 > loss[-20:].mean()  # two guesses cost 2 log 2
-    before, after = state["policy"], after["policy"]
-    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), before.place, after.place)), "the placer waits"
-    assert (before.convolve[0].weight != after.convolve[0].weight).any()
-
-
-@pytest.mark.slow
-def test_mars_without_pretraining_starts_as_it_was_made():
-    problem, budget = chains(), Budget(chains(), evaluations=SMALL["samples"])
-    learner = mars_of(problem, pretrain=0, rate=0.0)
-    state = learner.init(0, 1)
-    after, _ = learner.step(state, 0, Episodes(learner.grouped(problem), budget))
-    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), state["policy"], after["policy"]))
-    assert budget.used == SMALL["samples"]
-
-
-def test_segments_hand_on_what_they_know_and_do_not_look_ahead():
-    from simdev.baselines.rl._mars import SegmentSeq2Seq
-
-    place = SegmentSeq2Seq(3, 4, 2, 2.5, 4, key=jax.random.PRNGKey(0))
-    groups, real = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32), np.ones(8, bool)
-    allowed, noise = np.ones((8, 2), bool), np.zeros((8, 2), np.float32)
-    chances = eqx.filter_jit(lambda groups: place.decode(groups, real, allowed, noise, draw=True)[0])
-
-    def changed(group):
-        other = groups.copy()
-        other[group] += 5.0
-        return (chances(other) != chances(groups)).any(axis=1).tolist()
-
-    assert changed(2)[:4] == [True] * 4 and any(changed(2)[4:]), "read both ways, and handed on"
-    assert changed(6) == [False] * 4 + [True] * 4
 
 
 def test_first_groupings_of_hdp_are_runs_of_neighbours_in_large_graphs_too():

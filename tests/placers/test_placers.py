@@ -217,7 +217,7 @@ def test_searching_placers_end_with_their_seconds(name, clock):
 SPECS = placers()
 # Measured: all problems take over four seconds, mostly to compile for every size of a graph. One of them is tried at
 # once; all are slow. Some placers take that long to compile for one.
-LONG_ON_ONE = {"colocrl", "doppler", "gdp", "hdp", "mars", "placeto", "placeto-joint"}
+LONG_ON_ONE = {"colocrl", "doppler", "gdp", "hdp", "placeto", "placeto-joint"}
 LONG_ON_RANDOM = LONG_ON_ONE | {"cp-sat", "giph", "hsdag", "ip-throughput"}
 LONG_ON_INCEPTION = LONG_ON_ONE | {"cp-sat", "dp", "giph", "ip-throughput"}
 

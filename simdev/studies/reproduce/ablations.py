@@ -37,11 +37,6 @@ PAPERS = {
         "superposition inside it (`blocks=0`); without the graph network (`sages=0`).",
         ("gdp", "gdp[edits=0.0]", "gdp[blocks=0]", "gdp[sages=0]", "gdp[rate=0.0]", "group-climb"),
     ),
-    "mars": (
-        "Lan et al. 2021",
-        "Without the self-supervised pre-training of the encoder (`pretrain=0`).",
-        ("mars", "mars[pretrain=0]", "mars[rate=0.0]", "colocrl", CLIMB),
-    ),
 }
 
 SIZES = sizes(
@@ -50,7 +45,7 @@ SIZES = sizes(
         seeds=3,
         workloads=("inception-v3", "nmt"),
         topologies=("p100x4", "p100x2-v100x2"),
-        papers=("colocrl", "hdp", "placeto", "gdp"),
+        papers=tuple(PAPERS),
     ),
     tiny=dict(evaluations=20, seeds=2, workloads=("transformer-xl-2",), topologies=("p100x4",), papers=("gdp",)),
     full=dict(

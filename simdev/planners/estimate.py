@@ -26,11 +26,12 @@ import numpy as np
 from simdev.errors import InvalidInput
 from simdev.graphs.parallel_model import Part
 from simdev.parallel.capture.resize import of_microbatch
-from simdev.parallel.capture.stage import StageProgram, accumulates, capture_stage, few_parts
+from simdev.parallel.capture.stage import StageProgram, accumulates, capture_stage, few_parts, is_kept
 from simdev.parallel.costs.collectives import collective_ns, send_ns
 from simdev.parallel.costs.timing import Template, make_template
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import SPLIT, pipeline_order, round_of
+from simdev.parallel.passes import STEP
 from simdev.parallel.plan import DIVIDED, WHOLE, Plan, resident_bytes
 from simdev.parallel.program import NotRepeating, Segment
 from simdev.parallel.unroll import execution_order
@@ -303,6 +304,18 @@ def _captures(shared: SharedByPlans, plan: Plan, mesh: Mesh, microbatch: int) ->
                 for part in few
             ]
     return [_captured(shared, plan, mesh, part, microbatch) for part in few]
+
+
+def captures_are_kept(job: Job, choice: Choice) -> bool:
+    """Whether the captures with which the estimate of a choice begins need not be made."""
+    plan = job.plan(choice)
+    own = [one_stage(plan, stage) for stage in range(plan.stages)] if plan.stage_meshes else [plan]
+    for one in own:
+        parameters = tuple(sorted((name, value) for name, value in one.parameters.items() if name != "layers"))
+        parts = dict.fromkeys(few for part in _few(job, one.parameters) for few in few_parts(part)[0])
+        if not all(is_kept(one.model, parameters, small_mesh(one.mesh), few, STEP) for few in parts):
+            return False
+    return True
 
 
 def _captured(shared: SharedByPlans, plan: Plan, mesh: Mesh, part: Part, microbatch: int) -> StageProgram:

@@ -1,4 +1,5 @@
-"""Packs the programs of published models, from which ``simdev plan`` answers where PyTorch is absent.
+"""Packs the programs of published models, from which ``simdev plan`` answers where PyTorch is absent, and the captures
+of a few jobs, so that the first plan of such a job takes no longer than a later one.
 
 A program is captured for each tensor degree, kind of recomputation and microbatch of :data:`MODELS`, on two and on four
 shards (:mod:`simdev.parallel.capture.resize` serves all other numbers), with few layers; and so are its allocations.
@@ -8,6 +9,9 @@ Captures are kept on disk, so that an interrupted run resumes. Models that are n
 from __future__ import annotations
 
 import io
+import json
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from math import gcd
+from pathlib import Path
 from typing import Any
 
 from simdev.errors import InvalidInput, UnknownName
@@ -61,31 +66,57 @@ MODELS = {
     "gpt-oss-120b": Packing("GPT-OSS 120B", tensor=(1,), recompute=("full",), microbatch=(1,)),
 }
 
+JOBS = {  # whose captures ship: arguments of simdev plan
+    "llama3-8b on dgx-h100": ["llama3-8b", "dgx-h100"],
+    "llama3-70b on dgx-h100[nodes=8]": ["llama3-70b", "dgx-h100[nodes=8]", "--batch", "1024"],
+}
+
 
 def pack(names: Sequence[str], tell: Callable[[int, int, str], None]) -> list[dict[str, Any]]:
-    """Capture the models ``names`` (all if empty) and write the archive; a row for each model in it. Raises
-    :class:`UnknownName`."""
+    """Capture the models and jobs ``names`` (all if empty) and write the archives; a row for each model and job in
+    them. Raises :class:`UnknownName`."""
     for name in names:
-        if name not in MODELS:
-            raise UnknownName("packed model", name, MODELS)
-    wanted = list(names or MODELS)
-    members: dict[str, bytes] = {}
-    if kept.PACK.is_file():
-        with open_zip(kept.PACK) as archive:
-            members = {name.removesuffix(".xz"): archive.read(name) for name in archive.namelist()}
+        if name not in (*MODELS, *JOBS):
+            raise UnknownName("packed model or job", name, (*MODELS, *JOBS))
+    wanted = list(names or (*MODELS, *JOBS))
+    models, jobs = _members(kept.PACK), _members(kept.SHIPPED)
+    index = json.loads(jobs.pop(kept.INDEX, b"{}"))
     for number, name in enumerate(wanted):
-        members[name] = packed_member(name, MODELS[name])
-        _write(members)
+        members = jobs if name in JOBS else models
+        if name in JOBS:
+            index[name], members[name] = captures_of_job(name)
+            _write(kept.SHIPPED, {**members, kept.INDEX: json.dumps(index, sort_keys=True).encode()})
+        else:
+            members[name] = packed_member(name, MODELS[name])
+            _write(kept.PACK, members)
         tell(number + 1, len(wanted), f"{name}: {len(members[name]):,} bytes")
-    return [{"model": name, "bytes": len(data)} for name, data in sorted(members.items())]
+    return [{"model": name, "bytes": len(data)} for name, data in sorted({**models, **jobs}.items())]
 
 
-def _write(members: Mapping[str, bytes]) -> None:
+def captures_of_job(name: str) -> tuple[list[str], bytes]:
+    """The names of all captures for which ``simdev plan`` asks on a job, made now, and the member that holds them."""
+    with kept.apart():
+        subprocess.run([sys.executable, "-m", "simdev", "plan", *JOBS[name]], check=True, stdout=subprocess.DEVNULL)
+        names = sorted(file.name.removesuffix(".json.gz") for file in kept.folder().iterdir())
+        texts = {key: text for key in names if (text := kept.content(key)) is not None}
+    return names, kept.packed_model(name, {}, texts)
+
+
+def _members(path: Path) -> dict[str, bytes]:
+    """The members of an archive by name, as they are; none if it is not there."""
+    if not path.is_file():
+        return {}
+    with open_zip(path) as archive:
+        return {name.removesuffix(".xz"): archive.read(name) for name in archive.namelist()}
+
+
+def _write(path: Path, members: Mapping[str, bytes]) -> None:
     written = io.BytesIO()
     with zipfile.ZipFile(written, "w") as archive:  # its members are compressed already
         for name, data in sorted(members.items()):
-            archive.writestr(zipfile.ZipInfo(f"{name}.xz"), data)  # without a date: equal programs are equal bytes
-    with replacing(kept.PACK) as file:
+            member = name if name == kept.INDEX else f"{name}.xz"
+            archive.writestr(zipfile.ZipInfo(member), data)  # without a date: equal programs are equal bytes
+    with replacing(path) as file:
         file.write(written.getvalue())
 
 

@@ -1,7 +1,9 @@
 """Captured stages: what the cache keeps, and which stages are the same."""
 
 import gzip
+import json
 import os
+import zipfile
 
 import pytest
 
@@ -50,6 +52,60 @@ def test_apart_nothing_older_is_loaded(stored):
         assert kept.load("name") == {"parameters": 4, "segments": []}
         place = kept.folder()
     assert not place.exists() and kept.load("name")["parameters"] == 3
+
+
+@pytest.fixture
+def shipped(monkeypatch, tmp_path):
+    """An archive with the capture ``name`` of one job, beside an empty folder of captures."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(kept.APART, raising=False)
+    monkeypatch.setattr(kept, "SHIPPED", tmp_path / "captures.zip")
+    monkeypatch.setattr(kept, "_index", kept._index.__wrapped__)
+    member = kept.packed_model("a job", {}, {"name": '{"segments":[],"parameters":5}'})
+    with zipfile.ZipFile(kept.SHIPPED, "w") as archive:
+        archive.writestr("a job.xz", member)
+        archive.writestr(kept.INDEX, json.dumps({"a job": ["name"]}))
+    return kept.SHIPPED
+
+
+def test_captures_that_ship_are_read_and_the_users_own_before_them(shipped):
+    assert kept.has("name") and kept.load("name")["parameters"] == 5
+    assert not kept.has("other") and kept.load("other") is None
+    kept.save("name", [], {"parameters": 6})
+    assert kept.load("name")["parameters"] == 6
+
+
+def test_apart_nothing_that_ships_is_loaded(shipped):
+    with kept.apart():
+        assert not kept.has("name") and kept.load("name") is None
+
+
+def test_shipped_captures_of_another_job_are_refused(shipped):
+    member = kept.packed_model("another job", {}, {"name": '{"segments":[],"parameters":5}'})
+    with zipfile.ZipFile(shipped, "w") as archive:
+        archive.writestr("a job.xz", member)
+        archive.writestr(kept.INDEX, json.dumps({"a job": ["name"]}))
+    kept._unpacked.cache_clear()
+    with pytest.raises(InvalidInput, match="its digest differs"):
+        kept.load("name")
+
+
+@pytest.mark.slow
+def test_a_job_is_packed_with_all_captures_that_its_plan_asks_for(monkeypatch, tmp_path):
+    pytest.importorskip("torch")
+    from simdev.studies import packed_programs
+
+    monkeypatch.setattr(kept, "SHIPPED", tmp_path / "captures.zip")
+    monkeypatch.setattr(kept, "_index", kept._index.__wrapped__)
+    small = "gpt-3.6b[width=256,layers=6,heads=4,length=256,vocabulary=1024]"
+    only = ["--planner", "megatron", "--microbatch", "1", "--recompute", "none"]
+    monkeypatch.setattr(packed_programs, "JOBS", {"tiny": [small, "dgx-a100", "--batch", "8", *only]})
+    packed_programs.pack(["tiny"], lambda *_: None)
+    names = list(kept._index())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    monkeypatch.delenv(kept.APART, raising=False)
+    assert len(names) > 3 and all(map(kept.has, names)) and not kept.folder().exists()
+    assert any("segments" in json.loads(kept.content(name)) for name in names)
 
 
 def test_a_cache_that_others_can_write_to_is_refused(stored):

@@ -15,6 +15,7 @@ from simdev.parallel import Mesh, Plan, find_model, load_cluster, parallel_model
 from simdev.parallel.capture import kept
 from simdev.parallel.models import find_packed, split_size
 from simdev.parallel.program import Call, Segment
+from simdev.studies.packed_programs import JOBS
 
 MODEL = """
 from simdev.graphs.parallel_model import Stage, parallel_model
@@ -234,6 +235,29 @@ def test_packed_programs_are_those_that_are_captured_today(name, tmp_path, monke
     assert len(found) == 2
     for place, text, _ in found:
         assert kept.Packed(name).text(place) == text
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_captures_that_ship_are_those_of_todays_code(name, tmp_path, monkeypatch):
+    """After a change of the code that captures, ``simdev study packed`` with the job's name packs them again."""
+    torch = pytest.importorskip("torch")
+    if not torch.__version__.startswith("2.13.0"):
+        pytest.skip("the captures that ship are those of PyTorch 2.13.0")
+    from simdev.parallel.capture.stage import captured
+    from simdev.planners import Choice, Job
+    from simdev.planners.estimate import captures_are_kept
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(kept.APART, raising=False)
+    model, parameters = find_model(JOBS[name][0])
+    job = Job(model, parameters, load_cluster(JOBS[name][1]), 1024)
+    assert captures_are_kept(job, Choice(Mesh({"dp_shard": job.ranks}), 1, "full")), f"simdev study packed '{name}'"
+    key = tuple(sorted({**parameters, "microbatch": 1, "recompute": "full"}.items()))
+    key = tuple(pair for pair in key if pair[0] != "layers")
+    how = model, key, Mesh({"dp_shard": 2}), model.part(parameters, 3), "FBFBFB"
+    shipped = captured.__wrapped__(*how)
+    with kept.apart():
+        assert captured.__wrapped__(*how) == shipped
 
 
 @pytest.mark.slow

@@ -1,7 +1,9 @@
 """What planners are made of: estimates, and dynamic programs over stages."""
 
 import itertools
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from types import SimpleNamespace
 
 import numpy as np
@@ -170,8 +172,8 @@ def test_larger_microbatches_are_left_out_once_nothing_fits(job):
 
 
 def test_the_number_of_workers_changes_no_estimate(job, evaluator):
-    with Evaluator(job, workers=2) as several:
-        assert list(several.estimates(CHOICES)) == list(evaluator.estimates(CHOICES))
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        assert list(Evaluator(job, executor=pool).estimates(CHOICES)) == list(evaluator.estimates(CHOICES))
 
 
 def test_search_simulates_few_of_the_plans_that_it_compares(job, evaluator):

@@ -5,8 +5,9 @@ import os
 import pickle
 import subprocess
 import sys
-from concurrent.futures import BrokenExecutor, Executor
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from itertools import islice
+from multiprocessing import get_context
 
 import numpy as np
 import pytest
@@ -226,8 +227,26 @@ def test_search_tries_interleaved_stages(tiny_job):
 
 def test_the_number_of_workers_changes_nothing(tiny_job, tiny_evaluator):
     choices = list(tiny_job.choices())[:5]
-    with Evaluator(tiny_job, workers=2) as several:
-        assert list(several.outcomes(choices)) == list(tiny_evaluator.outcomes(choices))
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        assert list(Evaluator(tiny_job, executor=pool).outcomes(choices)) == list(tiny_evaluator.outcomes(choices))
+
+
+def test_workers_start_only_to_capture(tiny_job, tiny_evaluator, tmp_path, monkeypatch):
+    class Started(Exception):
+        pass
+
+    def pool(_):
+        raise Started
+
+    choices = list(tiny_job.choices())[:3]
+    wanted = list(tiny_evaluator.outcomes(choices)), list(tiny_evaluator.estimates(choices))  # all captures are kept
+    monkeypatch.setattr(Evaluator, "_pool", pool)
+    warm = Evaluator(tiny_job, workers=2)
+    assert (list(warm.outcomes(choices)), list(warm.estimates(choices))) == wanted
+    monkeypatch.setenv(kept.APART, str(tmp_path))
+    for batch in ("outcomes", "estimates"):
+        with pytest.raises(Started):
+            list(getattr(Evaluator(tiny_job, workers=2), batch)(choices))
 
 
 @pytest.mark.parametrize(

@@ -402,20 +402,22 @@ def any_model(
 
 @command("packed", topic=STUDY)
 def packed(
-    names: Annotated[list[str] | None, typer.Argument(help="Models (default: all that ship packed).")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Models and jobs (default: all that ship packed).")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Capture and pack the programs from which models are planned without PyTorch.
+    """Capture and pack the programs from which models are planned without PyTorch, and the captures of a few jobs.
 
-    The archive in simdev's folder is replaced; captures are kept, so that the same command resumes.
+    The archives in simdev's folder are replaced. Captures of models are kept, so that the same command resumes; those
+    of a job are made anew, all of them.
     """
     from simdev.cli import progress
-    from simdev.parallel.capture.kept import PACK
+    from simdev.parallel.capture.kept import PACK, SHIPPED
     from simdev.studies.packed_programs import pack
 
     with progress.steps("packed programs") as tell:
         rows = pack(names or [], tell)
-    print_figures(["model", "bytes"], [[row["model"], f"{row['bytes']:,}"] for row in rows], as_json, [PACK])
+    lines = [[row["model"], f"{row['bytes']:,}"] for row in rows]
+    print_figures(["model", "bytes"], lines, as_json, [PACK, SHIPPED])
 
 
 def _wrong(verdicts: dict[str, bool]) -> str:

@@ -5,6 +5,9 @@ depends on: the model's source file and the modules beside it that it imports, i
 part, PyTorch's version and the code that captures. The file also holds a digest of this name and of its content; a file
 whose digest differs is captured anew. The digest finds damage and files of other captures, not forgery: a folder that
 other users can write to is refused, and verification captures everything itself (:func:`apart`).
+
+The captures of a few jobs ship with simdev (:data:`SHIPPED`), under the same names: after a change of the code that
+captures, or with another version of PyTorch, nobody asks for them.
 """
 
 from __future__ import annotations
@@ -39,10 +42,12 @@ MAX_CAPTURE = 512 * MIB  # of one stage; the largest so far has 20
 
 
 PACK = Path(__file__).parents[1] / "packed.zip"
+SHIPPED = Path(__file__).parents[1] / "captures.zip"
+INDEX = "index.json"  # the names of the captures in each member of SHIPPED
 MAX_PACKED = 64 * MIB  # of one model, unpacked; the largest so far has 20
 REMEDY = "pip install 'simdev[capture]'"
 
-APART = "SIMDEV_CAPTURES"  # names the folder of captures where it is not the user's
+APART = "SIMDEV_CAPTURES"  # names the folder of captures where it is not the user's; nothing that ships is read then
 
 
 def folder() -> Path:
@@ -75,8 +80,8 @@ def fingerprint(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part) 
 
 
 def has(name: str) -> bool:
-    """Whether a stage is kept."""
-    return (folder() / f"{name}.json.gz").is_file()
+    """Whether a stage is kept, or ships."""
+    return _file(name).is_file() or _ships(name)
 
 
 def need_to_capture(mib: int = 600) -> None:
@@ -97,24 +102,53 @@ def find(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part) -> dict
 
 def load(name: str) -> dict | None:
     """The kept figures and segments of a stage; None where there are none that can be read."""
-    path = folder() / f"{name}.json.gz"
+    text = content(name)
     try:
-        digest, _, text = read_zipped(path, MAX_CAPTURE).partition("\n")
-        if digest != _sum(name, text):
-            return None
-        return _document(text, path)
+        return None if text is None else _document(text, name)
     except (ValueError, KeyError, TypeError):
         return None
 
 
+def content(name: str) -> str | None:
+    """The text that is kept under a name, or that ships; None where there is none whose digest is right."""
+    file = _file(name)
+    with contextlib.suppress(ValueError):
+        digest, _, text = read_zipped(file, MAX_CAPTURE).partition("\n")
+        if digest == _sum(name, text):
+            return text
+    return _unpacked(_index()[name], SHIPPED)[1][name] if _ships(name) else None
+
+
 def save(name: str, segments: list[Segment], figures: dict[str, object]) -> None:
     """Keep a stage; nothing happens where the folder cannot be written to."""
-    where = folder()
+    write(name, stage_text(segments, figures))
+
+
+def write(name: str, text: str) -> None:
+    """Keep a text, which :func:`content` returns; nothing happens where the folder cannot be written to."""
+    file = _file(name)
     with contextlib.suppress(OSError, InvalidInput):
-        where.mkdir(parents=True, exist_ok=True)
-        text = stage_text(segments, figures)
-        with replacing(where / f"{name}.json.gz") as file:
-            file.write(packed(name, text))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as opened:
+            opened.write(packed(name, text))
+
+
+def _file(name: str) -> Path:
+    return folder() / f"{name}.json.gz"
+
+
+def _ships(name: str) -> bool:
+    return APART not in os.environ and name in _index()
+
+
+@cache
+def _index() -> dict[str, str]:
+    """The members of :data:`SHIPPED` by the names of captures."""
+    if not SHIPPED.is_file():
+        return {}
+    with open_zip(SHIPPED) as archive:
+        index = parse_json(archive.read(INDEX).decode(), f"{SHIPPED.name}, {INDEX}")
+    return {name: member for member, names in index.items() for name in names}
 
 
 def remembered(name: str, make: Callable[[], dict[str, object]]) -> dict[str, Any]:
@@ -252,12 +286,13 @@ def _code() -> str:
     """Of PyTorch's version and of the files that decide what a capture holds."""
     here = Path(__file__).parent
     names = "record", "stage", "cut", "split", "kept", "ring", "packages", "blocks", "pieces", "tensor_rule", "fakes"
-    files = [here / f"{name}.py" for name in (*names, "reshard")]
+    files = [here / f"{name}.py" for name in (*names, "reshard", "allocations")]
     files += [here.parent / f"{name}.py" for name in ("program", "passes", "hugging_face", "plain")]
     files += [here.parents[1] / "graphs" / "selective.py"]
     capturing = "trace", "attention", "rewrites", "packages", "vision_ops"
     files += [here.parents[1] / "graphs" / "capture" / f"{name}.py" for name in capturing]
-    return _digest(files, version("torch"))
+    release, _, _ = version("torch").partition("+")  # of the same release, all builds run the same Python code
+    return _digest(files, release)
 
 
 def _source(function: Callable) -> str:
@@ -288,8 +323,10 @@ def _places(names: frozenset[tuple[str, ...]], folders: frozenset[Path]) -> froz
     for parts in names:
         for (first, last), folder in product(combinations(range(len(parts) + 1), 2), folders):
             place = folder.joinpath(*parts[first:last])
-            found |= {path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()}
-    return frozenset(path for path in found if "site-packages" not in path.parts)
+            for path in (place.with_suffix(".py"), place / "__init__.py"):
+                if "site-packages" not in path.relative_to(folder).parts and path.is_file():
+                    found.add(path)
+    return frozenset(found)
 
 
 @lru_cache(1024)

@@ -266,8 +266,18 @@ def _name_of(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, op
     return kept.fingerprint(model, known_by(parameters, options), mesh, part)
 
 
-def is_kept(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, *options) -> bool:
+def is_kept(
+    model: ParallelModel,
+    parameters: tuple,
+    mesh: Mesh,
+    part: Part,
+    order: str,
+    split: bool = False,
+    each: bool = False,
+    gathered: bool = False,
+) -> bool:
     """Whether :func:`captured` has the program of a stage on disk, or packed."""
+    options = order, split, each, gathered
     if isinstance(model.function, kept.Packed):
         return model.function.has(kept.place(known_by(parameters, options), mesh, part))
     return kept.has(_name_of(model, parameters, mesh, part, options))

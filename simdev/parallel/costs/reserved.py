@@ -12,14 +12,12 @@ leaves out already) and the buffers of NCCL (:data:`NCCL_BYTES` for each communi
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
-from simdev.errors import InvalidInput
-from simdev.files import parse_json, read_zipped, replacing
+from simdev.files import parse_json
 from simdev.graphs.parallel_model import Part, every_nth
 from simdev.parallel.capture import kept
 from simdev.parallel.capture.resize import few_shards, of_shares
@@ -243,6 +241,12 @@ def record_stage(model, parameters: tuple, mesh: Mesh, options: tuple[bool, ...]
     return _recorded(model, dict(parameters), mesh, options, part)
 
 
+def is_recorded(model, parameters: tuple, mesh: Mesh, options: tuple[bool, ...], part: Part) -> bool:
+    """Whether :func:`record_stage` need not record."""
+    name = named(dict(parameters), part, options)
+    return isinstance(model.function, kept.Packed) or kept.has(kept.fingerprint(model, name, mesh, part))
+
+
 def extended(recorded: list[Allocations], more: int) -> Allocations:
     """The allocations of a stage with ``more`` layers more than the first of three that were recorded, each with a
     layer more than the one before it. Raises :class:`NotRepeating` if a layer adds something else than a block."""
@@ -329,16 +333,14 @@ def _recorded(model, parameters: dict, mesh: Mesh, options: tuple[bool, ...], pa
     name = named(parameters, part, options)
     if isinstance(model.function, kept.Packed):
         return of_shards([_read(model.function.text(kept.place(name, few, part))) for few in few_shards(mesh)], mesh)
-    path = kept.folder() / f"{kept.fingerprint(model, name, mesh, part)}.memory.gz"
-    with contextlib.suppress(InvalidInput, OSError, ValueError, TypeError, KeyError):
-        return _read(read_zipped(path, kept.MAX_CAPTURE))
+    where = kept.fingerprint(model, name, mesh, part)
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        if (text := kept.content(where)) is not None:
+            return _read(text)
     from simdev.parallel.capture.allocations import record
 
     found = Allocations(*record(model, given, mesh, part, SEVERAL if several else 1, *how))
-    with contextlib.suppress(OSError, InvalidInput):
-        kept.folder().mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(gzip.compress(text_of(found).encode(), 6, mtime=0))
+    kept.write(where, text_of(found))
     return found
 
 

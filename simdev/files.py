@@ -300,7 +300,7 @@ def private(folder: Path) -> Path:
     except OSError:  # it is not there yet
         return folder
     if about.st_uid not in (os.getuid(), 0) or about.st_mode & stat.S_IWOTH:
-        message = "other users can write to this cache: take that right away (chmod go-w), or set XDG_CACHE_HOME"
+        message = "other users can write to this cache: take that right away (chmod o-w), or set XDG_CACHE_HOME"
         raise InvalidInput(message, source=folder)
     return folder
 

@@ -450,29 +450,46 @@ def test_what_no_capture_sees_is_refused_with_a_remedy(what, remedy):
         captured(lambda: InferenceStep(net(), (torch.ones(8, 16),), forward))
 
 
-def flex(remedied):
+def flexible(flex):
+    """A step whose attention is FlexAttention with a causal mask, or the same by the usual function."""
     from torch.nn.attention import flex_attention
-
-    def causal(batch, head, query, key):
-        return query >= key
 
     def loss(model, x):
         query, key, value = model(x).view(2, 128, 1, 24).transpose(1, 2).chunk(3, -1)
-        if remedied:
-            mask = flex_attention.create_mask(causal, 1, 1, 128, 128, device="cpu")
-            return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask).sum()
-        blocks = flex_attention.create_block_mask(causal, None, None, 128, 128, device="cpu")
-        return flex_attention.flex_attention(query, key, value, block_mask=blocks).sum()
+        if not flex:
+            return functional.scaled_dot_product_attention(query, key, value, is_causal=True).sum()
+        blocks = flex_attention.create_block_mask(lambda b, h, q, k: q >= k, None, None, 128, 128, device="cpu")
+        return torch.compile(flex_attention.flex_attention)(query, key, value, block_mask=blocks).sum()
 
     model = nn.Linear(16, 24)
     return TrainingStep(model, (torch.randn(2, 128, 16),), loss, torch.optim.SGD(model.parameters()))
 
 
-def test_flex_attention_is_refused_with_a_remedy_that_works():
-    with pytest.raises(Unsupported, match="create_mask"):
-        captured(lambda: flex(False))
-    graph = captured(lambda: flex(True))
-    assert "_scaled_dot_product_efficient_attention" in graph.kinds
+def test_flex_attention_is_one_fused_attention():
+    one, other = (captured(lambda flex=flex: flexible(flex)) for flex in (True, False))
+    assert "_scaled_dot_product_efficient_attention" in one.kinds
+    assert one.fingerprint == other.fingerprint
+    assert torch.nn.attention.flex_attention.flex_attention_hop.__class__.__name__ == "FlexAttentionHOP"
+
+
+def test_causal_masks_of_flex_attention_are_known():
+    from torch.nn.attention.flex_attention import and_masks, or_masks
+
+    from simdev.graphs.capture.attention import is_causal
+
+    def document(b, h, q, k):
+        return torch.zeros(8, dtype=torch.int64)[q] == torch.zeros(8, dtype=torch.int64)[k]
+
+    def unknown(b, h, q, k):
+        return torch.zeros(8, device="meta")[q] == torch.zeros(8, device="meta")[k]
+
+    def causal(b, h, q, k):
+        return q >= k
+
+    masks = [causal, lambda b, h, q, k: (q >= k) & (q - k < 2), and_masks(unknown, causal), and_masks(document, causal)]
+    assert all(map(is_causal, masks))
+    prefix = or_masks(causal, lambda b, h, q, k: k < 2)
+    assert not any(map(is_causal, [document, unknown, prefix, and_masks(document, document)]))
 
 
 @pytest.mark.parametrize("package", ["torchao", "bitsandbytes"])

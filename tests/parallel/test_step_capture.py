@@ -497,6 +497,82 @@ def test_models_of_packages_that_cannot_be_spread(target, mesh, message):
         capture_package_step(target, parse_mesh(mesh))
 
 
+TITAN = """
+import importlib
+from types import SimpleNamespace
+
+import torch
+from torchtitan.config.configs import CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed.parallel_dims import ParallelDims
+from torchtitan.distributed.utils import set_spmd_backend
+
+BACKEND = "partial_dtensor"
+
+
+def make_step(mesh, name="llama3"):
+    sizes = dict(zip(mesh.mesh_dim_names, mesh.shape))
+    shard, tp = sizes.get("dp_shard", 1), sizes.get("tp", 1)
+    degrees = dict(dp_replicate=1, dp_shard=shard, cp=1, tp=tp, pp=1, ep=1, world_size=shard * tp)
+    dims = ParallelDims(**degrees, spmd_backend=BACKEND)
+    set_spmd_backend(BACKEND)
+    config = SimpleNamespace(
+        parallelism=ParallelismConfig(
+            data_parallel_shard_degree=shard, tensor_parallel_degree=tp, spmd_backend=BACKEND
+        ),
+        training=TrainingConfig(seq_len=256),
+        compile=CompileConfig(enable=False),
+        debug=SimpleNamespace(moe_force_load_balance=False),
+    )
+    spec = importlib.import_module(f"torchtitan.models.{name}").model_registry("debugmodel")
+    spec.model.update_from_config(config=config)
+    model = spec.model.build()
+    spec.parallelize_fn(
+        model, parallel_dims=dims, training=config.training, parallelism=config.parallelism,
+        compile_config=config.compile, ac_config=None, dump_folder="",
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    tokens, positions = torch.randint(0, 2048, (2, 256)), torch.arange(256).expand(2, 256)
+
+    def step():
+        logits = model(tokens, attention_masks=model.get_attention_masks(positions), positions=positions)
+        logits = logits.full_tensor() if hasattr(logits, "full_tensor") else logits
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def qwen3(mesh):
+    return make_step(mesh, "qwen3")
+
+
+def deepseek_v3(mesh):
+    return make_step(mesh, "deepseek_v3")
+"""
+
+
+@pytest.mark.parametrize(
+    "function",
+    [pytest.param("make_step", marks=pytest.mark.slow)]
+    + [pytest.param(name, marks=pytest.mark.long) for name in ("qwen3", "deepseek_v3")],
+)
+def test_models_of_torchtitan(tmp_path, function):
+    """Their attention is FlexAttention, with a mask of documents that is computed from positions."""
+    pytest.importorskip("torchtitan.distributed.parallel_dims")
+    from simdev.parallel.capture.step import capture_step_file
+
+    (tmp_path / "titan.py").write_text(TITAN)
+    one, two = (
+        capture_step_file(f"{tmp_path}/titan.py:{function}", parse_mesh(text)) for text in ("dp_shard=2", "tp=2")
+    )
+    calls = [call for segment in one.segments for call in segment.calls if "_scaled_dot_product" in call.kind]
+    assert len(calls) > 1 and all("is_causal=True" in call.signature for call in calls)
+    assert two.flops == pytest.approx(one.flops / 2, rel=0.03)  # half of the sequences; routers on all ranks
+    assert {axes for _, axes in collectives(one)} == {("dp_shard",)}
+    assert collectives(two)["all_reduce", ("tp",)] + collectives(two)["reduce_scatter", ("tp",)] > 4
+
+
 def test_ranks_without_a_collective_are_refused(tmp_path):
     from simdev.parallel.capture.step import capture_step_file
 

@@ -83,6 +83,34 @@ def attend(attention, query, key, value, attn_mask=None, dropout_p=0.0, is_causa
         _running.reset(token)
 
 
+def attend_flexibly(query, key, value, score_mod, block_mask, scale, kernel_options, *_):
+    """FlexAttention as the fused attention of its tensors, which has the FLOPs that PyTorch counts for it; the CPU has
+    no backward pass for it. A score function is left out, as code inside of the kernel. The statistics of the rows
+    have no values and no gradients."""
+    causal = query.shape[-2] == key.shape[-2] and is_causal(block_mask[-1])
+    shared = query.shape[1] != key.shape[1]
+    result = torch._C._nn.scaled_dot_product_attention(  # which the capture's mode answers by attend
+        query, key, value, None, 0.0, causal, scale=scale, enable_gqa=shared
+    )
+    statistics = query.new_empty(query.shape[:-1], dtype=torch.float32)
+    return result, statistics, statistics
+
+
+def is_causal(mask) -> bool:
+    """Whether a mask function of FlexAttention leaves out all keys behind the query. A conjunction does if one of its
+    parts does; a function that looks at tensors without values is taken to leave out nothing."""
+    if mask.__name__ == "and_mask":
+        parts = next(cell.cell_contents for cell in mask.__closure__ if isinstance(cell.cell_contents, tuple))
+        return any(map(is_causal, parts))
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():  # numbers with values, whatever is captured
+        try:
+            numbers = torch.arange(4)
+            seen = [[bool(mask(numbers[0], numbers[0], q, k)) for k in numbers] for q in numbers]
+        except (RuntimeError, TypeError, IndexError):
+            return False
+    return not any(any(row[q + 1 :]) for q, row in enumerate(seen))
+
+
 def _of_shards(attention, query, key, value, mask, dropout_p, is_causal: bool, scale, enable_gqa: bool):
     """Attention of DTensors that are divided by batch or heads: each rank's own shard, as DTensor divides the GPU's
     ops. DTensor does not divide the ops of a CPU."""

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from simdev.errors import Unsupported
-from simdev.graphs.capture.attention import attend
+from simdev.graphs.capture.attention import attend, attend_flexibly
 from simdev.graphs.capture.autocast import gpu_autocast
 
 
@@ -31,6 +31,7 @@ def as_on_gpu(*, cpu_kernels: bool = False, ranks: bool = False):
         if not cpu_kernels:
             stack.enter_context(no_cpu_ops())
         stack.enter_context(grouped_products())
+        stack.enter_context(_flexible_attention())
         stack.enter_context(_copies_of_fakes())
         stack.enter_context(no_accelerator())
         stack.enter_context(joined_updates() if ranks else one_replica())
@@ -286,6 +287,22 @@ def grouped_products():
         yield
     finally:
         library._destroy()
+
+
+@contextmanager
+def _flexible_attention():
+    """FlexAttention has a backward pass, and needs no compiler to be one kernel."""
+    from torch.nn.attention import flex_attention as module
+
+    own = {"_validate_device": _nothing(), "_warn_once": _nothing(), "flex_attention_hop": attend_flexibly}
+    before = {name: getattr(module, name) for name in own if hasattr(module, name)}
+    for name in before:
+        setattr(module, name, own[name])
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
 
 
 @contextmanager

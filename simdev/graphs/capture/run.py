@@ -42,8 +42,6 @@ from simdev.problem.graph import ComputationGraph
 ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 MOST_REAL_BYTES = 2 << 30  # of parameters: larger models are not run for real
 REMEDIES = {  # by a word of PyTorch's message
-    "FlexAttention": "FlexAttention has no backward pass on a CPU; for the capture, call scaled_dot_product_attention "
-    "with attn_mask=torch.nn.attention.flex_attention.create_mask(mask_mod, batch, heads, queries, keys)",
     "HigherOrderOperator": "the step calls a control-flow operator (while_loop, scan, map), which only compilers take "
     "apart; for the capture, write it with Python's own for or while",
 }

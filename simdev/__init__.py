@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; _HOME says the same to 
     from simdev.planners.job import Choice as Choice
     from simdev.planners.job import Job as Job
     from simdev.planners.plan_file import load_plan as load_plan
-    from simdev.planners.plan_file import save_plan as save_plan
+    from simdev.planners.plan_file import make_job as make_job
     from simdev.planners.planner import find_planner as find_planner
     from simdev.planners.planner import planner as planner
     from simdev.problem.costs import CostModel as CostModel
@@ -88,10 +88,10 @@ _HOME = {
     "load_topology": "problem.topology",
     "load_workload": "placers.registry",
     "lower_bound": "analysis.bounds",
+    "make_job": "planners.plan_file",
     "placer": "placers.placer",
     "planner": "planners.planner",
     "save_graph": "problem.graph_file",
-    "save_plan": "planners.plan_file",
     "simulate": "sim",
     "simulate_many": "sim",
     "simulate_plan": "parallel.plan",

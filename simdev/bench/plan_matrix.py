@@ -73,7 +73,7 @@ def job_of(model: str, cluster: str, batch: int, framework: str, choices: str, *
         framework=framework,
         microbatches=sizes,
         recomputes=recomputes,
-        name=f"{model} on {cluster}",
+        ids=(model, cluster),
     )
 
 

@@ -151,7 +151,7 @@ def _run_script(write: Writer, plan: Plan, model: str, cores: list[int], repeats
     from simdev.measure.execute.ranks import run_script
 
     given = plan.parameters
-    job = Job(plan.model, given, plan.cluster, plan.sequences, ranks=plan.mesh.ranks, name=model)
+    job = Job(plan.model, given, plan.cluster, plan.sequences, ranks=plan.mesh.ranks, ids=(model, plan.cluster.name))
     recompute = str(given.get("recompute", "none"))
     choice = Choice(plan.mesh, int(given["microbatch"]), recompute, plan.schedule, plan.stages_per_rank)
     try:

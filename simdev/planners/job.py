@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,6 +12,7 @@ from math import isqrt
 from typing import Any
 
 from simdev.errors import InvalidInput, SimdevError, UnknownName, quoted
+from simdev.files import write_text
 from simdev.graphs.parallel_model import ParallelModel, usual_precision
 from simdev.parallel.capture.kept import Packed
 from simdev.parallel.capture.stage import accumulates
@@ -22,6 +25,7 @@ from simdev.parallel.plan import LIGHT, RESHARD, Plan
 RECOMPUTE = ("none", "selective", "full")  # less memory and more work from left to right
 MEMORIES = ("reserved", "allocated")
 LOOPED = ("interleaved", "looped-bfs")  # schedules with several stages on a pipeline rank
+FORMAT, VERSION = "simdev plan", 1  # of a plan's file
 LONG = 8192  # tokens; shorter sequences are not split among ranks (cp)
 SHARE = 4096  # tokens that each rank of cp keeps of a sequence, in a wide space
 
@@ -91,6 +95,27 @@ class Choice:
             **own,
         }
 
+    def save(self, path: str | os.PathLike, job: Job, figures: Mapping[str, object] | None = None) -> None:
+        """Write this plan of ``job`` into a file, which :func:`simdev.load_plan` reads. ``figures`` inform its readers.
+
+        Raises :class:`InvalidInput` for a job without the ids of its model and its cluster, which
+        :func:`simdev.make_job` keeps.
+        """
+        if not all(job.ids):
+            message = "model and cluster were not named: make the job with simdev.make_job(model, cluster, batch)"
+            raise InvalidInput(message, source="job", field="ids")
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "model": job.ids[0],
+            "cluster": job.ids[1],
+            "batch": job.batch,
+            "framework": job.framework,
+            "choice": self.to_json(),
+            "figures": dict(figures or {}),
+        }
+        write_text(path, json.dumps(document, indent=1) + "\n")
+
 
 def _sizes(mesh: Mesh) -> dict[str, int]:
     return {axis: size for axis, size in mesh.sizes.items() if size > 1}
@@ -141,6 +166,8 @@ class Job:
     ``wide`` is the space of published plans (:meth:`choices`): parameters that stay gathered, pipelines that reduce
     gradients after each microbatch, stages down to one layer, light end stages, context parallelism of sequences that
     leave :data:`SHARE` tokens to each rank, and experts and long sequences across nodes.
+
+    ``ids`` are those of the model and the cluster, as ``simdev plan`` takes them.
     """
 
     model: ParallelModel
@@ -154,7 +181,7 @@ class Job:
     schedules: tuple[str, ...] = ("1f1b", "interleaved")
     memory: str = "reserved"
     wide: bool = False
-    name: str = field(default="", compare=False)
+    ids: tuple[str, str] = field(default=("", ""), compare=False)
 
     def __post_init__(self):
         if not self.ranks:
@@ -170,6 +197,11 @@ class Job:
 
     def __hash__(self) -> int:
         return hash((self.model.name, self.cluster, self.batch, self.ranks))
+
+    @property
+    def name(self) -> str:
+        """The model and the cluster, for readers."""
+        return f"{self.ids[0] or self.model.name} on {self.ids[1] or self.cluster.name}"
 
     @property
     def software(self) -> Framework:

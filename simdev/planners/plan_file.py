@@ -1,6 +1,7 @@
 """A plan in a file, for other tools and for later: what was trained on what, and what was chosen.
 
-The file is JSON, and stable: a reader of version 1 reads every file with ``"version": 1``::
+:meth:`Choice.save() <simdev.planners.Choice.save>` writes the file. It is JSON, and stable: a reader of version 1 reads
+every file with ``"version": 1``::
 
     {"format": "simdev plan", "version": 1, "model": "llama3-70b", "cluster": "dgx-h100[nodes=8]", "batch": 1024,
      "framework": "eager", "choice": {"mesh": {"dp_shard": 64}, "microbatch": 2, "recompute": "full",
@@ -12,18 +13,15 @@ The file is JSON, and stable: a reader of version 1 reads every file with ``"ver
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Mapping
 
 from simdev.errors import InvalidInput, quoted
-from simdev.files import MIB, read_json, write_text
+from simdev.files import MIB, read_json
 from simdev.parallel import find_model, load_cluster
 from simdev.parallel.framework import find_framework
-from simdev.planners.job import Choice, Job, choice_from
+from simdev.planners.job import FORMAT, VERSION, Choice, Job, choice_from
 
-FORMAT, VERSION = "simdev plan", 1
 MAX_PLAN = MIB
 FIELDS = {"model": str, "cluster": str, "batch": int, "framework": str, "choice": dict}
 
@@ -34,31 +32,11 @@ def make_job(model: str, cluster: str, batch: int, framework: str = "eager", **o
     found, parameters = find_model(model)
     parameters = find_framework(framework).parameters_of(found.name, parameters, model)
     where = load_cluster(cluster)
-    return Job(found, parameters, where, batch, framework=framework, name=f"{model} on {cluster}", **options)
-
-
-def plan_text(model: str, cluster: str, job: Job, choice: Choice, figures: Mapping[str, object] | None = None) -> str:
-    """The content of a plan file. ``model`` and ``cluster`` are the ids from which the job was made."""
-    document = {
-        "format": FORMAT,
-        "version": VERSION,
-        "model": model,
-        "cluster": cluster,
-        "batch": job.batch,
-        "framework": job.framework,
-        "choice": choice.to_json(),
-        "figures": dict(figures or {}),
-    }
-    return json.dumps(document, indent=1) + "\n"
-
-
-def save_plan(path: str | os.PathLike, model: str, cluster: str, job: Job, choice: Choice, **figures: object) -> None:
-    """Write a plan file (:func:`plan_text`)."""
-    write_text(path, plan_text(model, cluster, job, choice, figures))
+    return Job(found, parameters, where, batch, framework=framework, ids=(model, cluster), **options)
 
 
 def load_plan(path: str | os.PathLike, model: str = "", cluster: str = "") -> tuple[Job, Choice]:
-    """The job and the choice of a plan file.
+    """The job and the choice of a plan file: ``choice.save(path, job)`` writes it.
 
     No file that the plan names is opened: if its model or its cluster is a file of the user's (``my_model.py:name``, a
     configuration, a topology), pass the id as ``model`` or ``cluster``. Raises :class:`InvalidInput` naming the file

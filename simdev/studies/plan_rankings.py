@@ -172,7 +172,6 @@ def job_of(run: TrainingRun) -> tuple[Job, Choice]:
         microbatches=tuple(sorted({max(1, size // 2), size, 2 * size})),
         recomputes=RECOMPUTE,
         wide=True,
-        name=run.name,
     )
     choice = Choice(
         plan.mesh,

@@ -35,7 +35,7 @@ def make_job(model, cluster="dgx-h100[nodes=4]", batch=256, framework="eager", r
         framework=framework,
         schedules=SCHEDULES,
         recomputes=recomputes,
-        name=f"{model} on {cluster}",
+        ids=(model, cluster),
     )
 
 

@@ -20,7 +20,7 @@ from simdev.planners.bounds import job_bound_ns, small_mesh
 from simdev.planners.evaluate import WorkersLost, extrapolated
 from simdev.planners.figures import demand, other_sizes
 from simdev.planners.job import choice_from
-from simdev.planners.plan_file import load_plan, make_job, save_plan
+from simdev.planners.plan_file import load_plan, make_job
 from simdev.planners.stage_bounds import any_plan_bound_ns, stage_options
 from simdev.planners.testing import check_planner
 
@@ -301,7 +301,7 @@ def test_a_plan_is_read_back(tmp_path, choice):
     if choice.schedule == "interleaved":
         pytest.importorskip("torch")  # whose order of microbatches it is
     job, path = make_job(MODEL, CLUSTER, 64), tmp_path / "plan.json"
-    save_plan(path, MODEL, CLUSTER, job, choice, step_time_s=1.5)
+    choice.save(path, job, {"step_time_s": 1.5})
     found, again = load_plan(path)
     assert again == choice and found == job
 
@@ -322,7 +322,7 @@ def test_drawn_plans_are_read_back(tmp_path):
         job = make_job(model, cluster, 256, framework, **options)
         some = list(islice(job.choices(), 1000))
         for choice in (some[n] for n in rng.integers(len(some), size=50)):
-            save_plan(path, model, cluster, job, choice)
+            choice.save(path, job)
             again, found = load_plan(path)
             assert found == choice and again.plan(found) == job.plan(choice)
             kinds |= {*choice.mesh.sizes} | {choice.schedule, choice.recompute, choice.reshard}
@@ -359,7 +359,7 @@ def test_drawn_plans_are_read_back(tmp_path):
 )
 def test_a_damaged_plan_is_one_sentence(tmp_path, change, field):
     path = tmp_path / "plan.json"
-    save_plan(path, MODEL, CLUSTER, make_job(MODEL, CLUSTER, 64), CHOICES[0])
+    CHOICES[0].save(path, make_job(MODEL, CLUSTER, 64))
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(InvalidInput, match=rf"plan\.json: {field}"):
         load_plan(path)
@@ -367,18 +367,20 @@ def test_a_damaged_plan_is_one_sentence(tmp_path, change, field):
 
 def test_names_that_do_not_exist(tmp_path):
     path = tmp_path / "plan.json"
-    save_plan(path, MODEL, CLUSTER, make_job(MODEL, CLUSTER, 64), CHOICES[0])
+    CHOICES[0].save(path, make_job(MODEL, CLUSTER, 64))
     for name in ("model", "cluster", "framework"):
         path.write_text(json.dumps(json.loads(path.read_text()) | {name: "nothing"}))
         with pytest.raises((UnknownName, InvalidInput), match="nothing"):
             load_plan(path)
-        save_plan(path, MODEL, CLUSTER, make_job(MODEL, CLUSTER, 64), CHOICES[0])
+        CHOICES[0].save(path, make_job(MODEL, CLUSTER, 64))
 
 
 def test_a_model_of_the_users_own_is_passed_by_name(tmp_path):
     path = tmp_path / "plan.json"
-    save_plan(path, "my.py:llama", CLUSTER, make_job(MODEL, CLUSTER, 64), CHOICES[0])
+    CHOICES[0].save(path, make_job(MODEL, CLUSTER, 64).with_changes(ids=("my.py:llama", CLUSTER)))
     assert load_plan(path, model=MODEL)[1] == CHOICES[0]
+    with pytest.raises(InvalidInput, match="make the job with simdev.make_job"):
+        CHOICES[0].save(path, make_job(MODEL, CLUSTER, 64).with_changes(ids=("", "")))
 
 
 SEARCHED = """

@@ -28,7 +28,7 @@ from simdev.cli.tables import print_json, print_table
 from simdev.errors import InvalidInput, UnknownName
 
 if TYPE_CHECKING:
-    from simdev.planners import PlanBudget
+    from simdev.planners import Choice, Job, PlanBudget
 
 SPACES = ("node", "wide")
 
@@ -134,7 +134,7 @@ def plan(
         recomputes=tuple(recompute.split(",")),
         schedules=_known(schedules.split(","), SCHEDULES, "--schedules"),
         wide=_known([space], SPACES, "--space") == ("wide",),
-        name=f"{model} on {cluster}",
+        ids=(model, cluster),
     )
     job.check()
     writer = _writer(write)
@@ -176,7 +176,7 @@ def plan(
             from simdev.parallel.picture import draw_plans
 
             simulated = [(str(o.choice), o.time_ns, max(o.peak_bytes)) for o in [best, *others]]
-            draw_plans(simulated, f"{model} on {cluster}", job.cluster.kind.memory_bytes, chart)
+            draw_plans(simulated, job.name, job.cluster.kind.memory_bytes, chart)
     rows = [
         {**figures(job, o, price), "why": why_slower(best, o) if o is not best else ""} for o in [best, *others][:top]
     ]
@@ -188,10 +188,7 @@ def plan(
             _print_sizes(job, sizes)
         raise
     if out is not None:
-        from simdev.files import write_text
-        from simdev.planners.plan_file import plan_text
-
-        write_text(out, text if text is not None else plan_text(model, cluster, job, choice, rows[0]))
+        _keep(out, text, job, choice, rows[0])
     if as_json:
         document = {"model": model, "cluster": cluster, "batch": batch, "ranks": job.ranks, "planner": planner}
         document |= {
@@ -208,6 +205,16 @@ def plan(
     _print_sizes(job, sizes)
     if text is not None and out is None:
         print(f"\n{text}", end="")
+
+
+def _keep(out: Path, text: str | None, job: Job, choice: Choice, figures: dict) -> None:
+    """Write the configuration, or without one the plan itself."""
+    from simdev.files import write_text
+
+    if text is None:
+        choice.save(out, job, figures)
+    else:
+        write_text(out, text)
 
 
 def _executor(backend: Backend, scheduler: str | None):

@@ -90,7 +90,7 @@ def settings_of(
     for name, value in job.parameters.items():
         usual = job.model.defaults.get(name)
         if isinstance(value, str) and name not in FREE and value not in (usual, *builds):
-            message = f"--write cannot say {name}={value} of {job.name or job.model.name}"
+            message = f"--write cannot say {name}={value} of {job.name}"
             raise Unsupported(f"{message}: it writes {name}={usual}")
     if choice.stage_meshes:
         raise Unsupported(f"configurations have one mesh for all stages, and the plan {choice} has several")
@@ -178,7 +178,7 @@ def refuse_precision(settings: Settings, where: str, *known: str) -> None:
 
 def header(job: Job, choice: Choice, release: str, run: str) -> str:
     """The first lines of a configuration: for which release it was written, which plan it holds, how to run it."""
-    plan = f"{choice}, for {job.name or job.model.name}, {job.batch} sequences in a step"
+    plan = f"{choice}, for {job.name}, {job.batch} sequences in a step"
     return f"# {release}\n# Plan: {plan}, planned with --framework {job.framework}.\n# {run}\n"
 
 

@@ -147,6 +147,12 @@ class PlainModel:
         return self._facts.ends
 
     @property
+    def mixes(self) -> bool:
+        """Whether the code before the blocks mixes what it computes from inputs and parameters with other tensors, such
+        as buffers: it does not run with its inputs and parameters on ``meta``."""
+        return _mixes(self)
+
+    @property
     def outside(self) -> tuple[str, ...]:
         """Names of the blocks whose parameters are read while they do not run."""
         return self._facts.outside
@@ -629,6 +635,35 @@ def _cut_at(model: PlainModel, kinds: tuple[int, ...]) -> tuple[Ends | None, str
     except Exception as error:  # of the user's code
         return None, sentence(error)
     return ends, ""
+
+
+@lru_cache(maxsize=64)
+def _mixes(model: PlainModel) -> bool:
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._pytree import tree_map_only
+
+    from simdev.parallel.capture.pieces import cut_piece
+
+    class Begun(Exception):
+        pass
+
+    def begin(*_):
+        raise Begun
+
+    run, inputs, _ = prepared(model, 1)
+    assert model.ends is not None, "pipelines are offered where the ends are known"
+    cut_piece(run.model, False, True, model.ends)  # what it cuts off stays on meta
+    next(run.model.get_submodule(model.blocks).children()).register_forward_pre_hook(begin)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), on_gpu():
+            to_fakes(run)
+            run(*tree_map_only(torch.Tensor, lambda x: torch.empty_like(x, device="meta"), inputs()))
+    except Begun:
+        return False
+    except Exception:  # PyTorch's, for operands on two devices
+        return True
+    return True
 
 
 def _count(model: PlainModel, kinds: tuple[int, ...] = ()) -> float:

@@ -38,8 +38,8 @@ class _Sent(Exception):
 
 @dataclass(frozen=True)
 class Ends:
-    """Names of the parameters that are used before and after the blocks; shape and data type of what passes between
-    them."""
+    """Names of the parameters that are used before and after the blocks, all of those that a parameter has; shape and
+    data type of what passes between the blocks."""
 
     before: frozenset[str]
     after: frozenset[str]
@@ -108,6 +108,10 @@ def read_ends(model, run: Callable[[], Any], blocks: Blocks) -> Ends:
     if own & (ends["before"] | ends["after"]):
         raise NotApart(f"{min(own & (ends['before'] | ends['after']))} is used outside of its block")
     unused = {name for name, _ in model.named_parameters()} - set(reader.seen) - own
+    for name, p in model.named_parameters(remove_duplicate=False):  # a tied parameter has several names
+        for found in (*ends.values(), unused):
+            if reader.names[id(p)] in found:
+                found.add(name)
     return Ends(frozenset(ends["before"] | unused), frozenset(ends["after"]), tuple(passed[-1].shape), passed[-1].dtype)
 
 

@@ -57,6 +57,7 @@ def _script(built: TransformersModel, whole, facts: dict, settings: Settings) ->
         "pp": mesh["pp"] > 1,
         "divided": mesh.replicas * mesh["tp"] > 1,
         "sharded": mesh.replicas > 1,
+        "once": mesh.replicas > 1 and settings.microbatches > 1 and not settings.reduce_each,
         "gathered": mesh["dp_shard"] > 1 and settings.gathered,
         "recompute": settings.recompute != "none",
         "selective": settings.recompute == "selective",
@@ -75,7 +76,6 @@ def _script(built: TransformersModel, whole, facts: dict, settings: Settings) ->
         "MICROBATCHES": settings.microbatches,
         "BATCH": settings.batch,
         "LENGTH": settings.length,
-        "EACH": settings.reduce_each,
         "PLACE": "" if by_block else "device, ",
         "STAGED": "" if by_block else "mesh.device_type, ",
         "MOVES": "  # on the host" * by_block,
@@ -133,7 +133,6 @@ MESH = @MESH@
 STAGES = @STAGES@  # layers of the pipeline stages: the first one, and the one after the last  #? pp
 BATCH, LENGTH = @BATCH@, @LENGTH@  # samples on all ranks, tokens of a sample
 MICROBATCH, MICROBATCHES = @MICROBATCH@, @MICROBATCHES@  # samples on each replica, how often
-REDUCE_EACH = @EACH@  # reduce gradients after each microbatch, not with the last one only  #? !pp sharded
 STORED, COMPUTED = @STORED@, torch.bfloat16  # data types of the parameters
 
 
@@ -214,9 +213,9 @@ STEP = '''def train_step(model, optimizer, data):
     """One step; returns the mean loss over the samples of this rank."""
     total = 0.0
     for number, tokens in enumerate(data.split(MICROBATCH)):
-        last = number == MICROBATCHES - 1 or REDUCE_EACH  #? sharded
-        model.set_is_last_backward(last)  #? sharded
-        model.set_requires_gradient_sync(last)  #? sharded
+        last = number == MICROBATCHES - 1  # which reduces gradients  #? once
+        model.set_is_last_backward(last)  #? once
+        model.set_requires_gradient_sync(last)  #? once
         model.set_reshard_after_backward(number == MICROBATCHES - 1)  # gathered once in a step  #? gathered
         loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss / MICROBATCHES
         loss.backward()

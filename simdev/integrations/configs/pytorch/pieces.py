@@ -13,34 +13,28 @@ SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "S
 LOOPED = ("interleaved", "looped-bfs")
 POLICY = '''def kept_results():
     """Keep attention and the first of every two products, recompute the rest."""
-    aten, c10d, products = torch.ops.aten, torch.ops._c10d_functional, {False: 0, True: 0}
-    kinds = "flash_attention", "flash_attention_for_cpu", "efficient_attention"
-    kept = {getattr(aten, f"_scaled_dot_product_{one}").default for one in kinds} | {c10d.reduce_scatter_tensor.default}
+    products = {False: 0, True: 0}
 
     def policy(context, op, *_, **__):
-        products[context.is_recompute] += op == aten.mm.default
-        keep = op in kept or (op == aten.mm.default and products[context.is_recompute] % 2 == 1)
+        products[context.is_recompute] += op == torch.ops.aten.mm.default
+        keep = products[context.is_recompute] % 2 if op == torch.ops.aten.mm.default else "_scaled_dot_" in str(op)
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
 
 
 '''
-MAIN = """def main():
+MAIN = """if __name__ == "__main__":
+    dist.init_process_group()
     parts = build()
     for number in range(3):
         began = time.perf_counter()
-        value = train_step(*parts)
-        dist.all_reduce(value)
-        loss = value.item() / @RANKS@
+        total = train_step(*parts)
+        dist.all_reduce(total)
+        loss = total.item() / @RANKS@
         if dist.get_rank() == 0:
             print(f"step {number}: {(time.perf_counter() - began) * 1e3:.1f} ms, loss {loss:.12g}", flush=True)
     dist.barrier()  # a rank that left now would break off what the others still send
-
-
-if __name__ == "__main__":
-    dist.init_process_group()
-    main()
     dist.destroy_process_group()
 """
 STAGES_STEP = '''def train_step(schedule, stages, optimizer, data):

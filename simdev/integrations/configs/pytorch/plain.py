@@ -50,6 +50,13 @@ def write(job: Job, choice: Choice, settings: Settings) -> str:
         "pp": settings.mesh["pp"] > 1,
     }
     flags["blocks"] = flags["recompute"] or flags["data"]
+    flags["spread"] = flags["blocks"] or flags["tp"]
+    flags["lists"] = len(built.lists) != 1
+    flags["looped"] = settings.schedule in LOOPED
+    flags["mixes"] = flags["pp"] and built.mixes
+    flags["mixed"] = flags["data"] and settings.precision == "mixed"
+    flags["reshard"] = settings.reshard_after_forward and not settings.gathered
+    flags["once"] = flags["data"] and settings.microbatches > 1 and not settings.reduce_each
     styles = _styles(built) if flags["tp"] else ""
     flags["inputs"] = "PrepareModuleInput" in styles
     values = {
@@ -58,28 +65,39 @@ def write(job: Job, choice: Choice, settings: Settings) -> str:
         "MESH": sizes or {"dp_shard": 1},
         "DATA": repr(data[0] if len(data) == 1 else data),
         "STYLES": styles,
-        "REPLICA": _replica(settings),
+        "OWN": f" + {replica} * MICROBATCHES * MICROBATCH" if (replica := _replica(settings)) else "",
+        "LIST": repr(built.lists[0] if built.lists else ""),
         "LISTS": list(built.lists),
+        "CONTEXT": ", context_fn=kept_results" if flags["selective"] else "",
         "MICROBATCH": settings.microbatch,
         "MICROBATCHES": settings.microbatches,
-        "EACH": settings.reduce_each,
-        "RESHARD": settings.reshard_after_forward and not settings.gathered,
+        "DOC": f'"""{_doc(flags)}"""',
         "RANKS": "(dist.get_world_size() // MESH['pp'])" if flags["pp"] else "dist.get_world_size()",
         **(_stages(built, settings) if flags["pp"] else {}),
     }
-    spread = SPREAD * (flags["recompute"] or flags["data"] or flags["tp"])
-    step = STAGE + PREPARE + STAGES if flags["pp"] else PREPARE + STEP
-    text = "".join([HEAD, POLICY * flags["selective"], spread, step, MAIN])
+    step = STAGE + STAGES if flags["pp"] else STEP
+    text = "".join([HEAD, POLICY * flags["selective"], PREPARE, step, MAIN])
     run = f"As train.py beside {Path(path).name}: {command}"
-    return header(job, choice, RELEASE, run) + render(text, {**flags, "spread": "def spread" in text}, values)
+    return header(job, choice, RELEASE, run) + render(text, flags, values)
+
+
+def _doc(flags: dict[str, bool]) -> str:
+    """What ``prepare`` does."""
+    parts = {"divide": "tp", "recompute": "recompute", "shard": "shard", "replicate": "replicate"}
+    words = [word for word, flag in parts.items() if flags[flag]]
+    if not words:
+        return "Return the optimizer of `step` for the parameters of its model."
+    listed = ", ".join(words[:-1]) + " and " * (len(words) > 1) + words[-1]
+    return f"{listed.capitalize()} the model of `step`, in place; returns its optimizer for the new parameters."
 
 
 def _replica(settings: Settings) -> str:
-    """The number of the rank's replica, as code: ranks of ``tp`` lie beside each other, stages furthest apart."""
+    """The number of the rank's replica, as code (empty: there is one): ranks of ``tp`` lie beside each other, stages
+    furthest apart."""
     mesh = settings.mesh
     stage = f" % {mesh.stage_ranks}" if mesh["pp"] > 1 and mesh.stage_ranks > 1 else ""
     if mesh["pp"] > 1 and mesh.stage_ranks == 1:
-        return "0"
+        return ""
     return f"dist.get_rank(){stage}" + (f" // {mesh['tp']}" if mesh["tp"] > 1 else "")
 
 
@@ -97,9 +115,8 @@ def _stages(built: PlainModel, settings: Settings) -> dict[str, object]:
         "AFTER": _wrapped(sorted(ends.after)),
         "HIDDEN": f"({ends.shape[0] * settings.microbatch}, {', '.join(map(str, ends.shape[1:]))})",
         "COMPUTED": computes,
-        "LIST": repr(built.blocks),
         "SCHEDULE": SCHEDULES[settings.schedule],
-        "STAGE": "pipelined" if settings.schedule in LOOPED else "pipelined[0]",
+        "STAGE": "staged" if settings.schedule in LOOPED else "stages[0].pipelined",
     }
 
 
@@ -124,86 +141,68 @@ def _styles(built: PlainModel) -> str:
 
 
 STYLES = {"colwise": "ColwiseParallel(use_local_output=False)", "rowwise": "RowwiseParallel()"}
-HEAD = '''"""One training step on all ranks."""
-
-import time
+HEAD = """import time
 
 import torch
 import torch.distributed as dist
 from torch.distributed._composable.replicate_with_fsdp import replicate  #? replicate
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper  #? recompute
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  #? shard
-from torch.distributed.fsdp import MixedPrecisionPolicy  #? replicate
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  #? shard mixed
+from torch.distributed.fsdp import fully_shard  #? shard !mixed
+from torch.distributed.fsdp import MixedPrecisionPolicy  #? replicate mixed
 from torch.distributed.pipelining import PipelineStage, @SCHEDULE@  #? pp
 from torch.distributed.tensor import Replicate  #? inputs
 from torch.distributed.tensor.experimental import implicit_replication  #? tp
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  #? tp
 from torch.distributed.tensor.parallel import PrepareModuleInput  #? inputs
-from torch.overrides import TorchFunctionMode  #? pp
-from torch.utils._pytree import tree_leaves, tree_map_only  #? pp
+from torch.overrides import TorchFunctionMode  #? mixes
+from torch.utils._pytree import tree_leaves, tree_map_only  #? mixes
+from torch.utils._pytree import tree_map_only  #? pp !mixes
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts  #? selective
 
 from @MODULE@ import @FUNCTION@
 
 MESH = @MESH@
-BLOCKS = @LISTS@  # the lists whose members repeat
 TENSOR_PARALLEL = @STYLES@  #? tp
 MICROBATCH, MICROBATCHES = @MICROBATCH@, @MICROBATCHES@  # samples on each rank, how often
 STAGES = @STAGES@  # blocks of the pipeline stages: the first one, and the one after the last  #? pp
 BEFORE = @BEFORE@  # parameters of the first stage  #? pp
 AFTER = @AFTER@  # parameters of the last stage  #? pp
-REDUCE_EACH = @EACH@  # reduce gradients after each microbatch, not with the last one only  #? data !pp
-RESHARD = @RESHARD@  # free the gathered parameters of a block after its forward pass  #? shard
 
 
-'''
-SPREAD = '''def spread(model, mesh):
-    """Recompute and shard each block, and shard the model, in place."""  #? recompute shard
-    """Recompute and replicate each block, and replicate the model, in place."""  #? recompute replicate
-    """Shard each block and the model, in place."""  #? !recompute shard
-    """Replicate each block and the model, in place."""  #? !recompute replicate
-    """Recompute each block, in place."""  #? recompute !data
-    """Divide products among the tensor-parallel ranks, in place."""  #? !recompute !data
+"""
+PREPARE = """def prepare(step, mesh):
+    @DOC@
+    model, before = step.model, list(step.model.parameters())  #? spread
     parallelize_module(model, mesh["tp"], TENSOR_PARALLEL)  #? tp
-    lists = [model.get_submodule(name) for name in BLOCKS]  #? blocks
-    for holder in lists:  #? recompute
-        for name, block in list(holder.named_children()):  #? recompute
-            wrapped = checkpoint_wrapper(block, preserve_rng_state=False)  #? recompute !selective
-            wrapped = checkpoint_wrapper(block, preserve_rng_state=False, context_fn=kept_results)  #? selective
-            setattr(holder, name, wrapped)  #? recompute
-    mixed = any(parameter.dtype == torch.float32 for parameter in model.parameters())  #? data
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()  #? data
-    for module in [*(block for holder in lists for block in holder.children()), model]:  #? data
-        keep = RESHARD if module is not model else None  #? shard
-        fully_shard(module, mesh=mesh[@DATA@], mp_policy=policy, reshard_after_forward=keep)  #? shard
-        replicate(module, mesh=mesh[@DATA@], mp_policy=policy)  #? replicate
+    blocks = model.get_submodule(@LIST@)  #? blocks !lists
+    for name, block in list(blocks.named_children()):  #? recompute !lists
+        setattr(blocks, name, checkpoint_wrapper(block, preserve_rng_state=False@CONTEXT@))  #? recompute !lists
+    for blocks in map(model.get_submodule, @LISTS@):  #? recompute lists
+        for name, block in list(blocks.named_children()):  #? recompute lists
+            setattr(blocks, name, checkpoint_wrapper(block, preserve_rng_state=False@CONTEXT@))  #? recompute lists
+    blocks = [block for name in @LISTS@ for block in model.get_submodule(name).children()]  #? data lists
+    options = {"mesh": mesh[@DATA@], "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}  #? mixed
+    options = {"mesh": mesh[@DATA@]}  #? data !mixed
+    for module in [*blocks, model]:  #? data
+        fully_shard(module, **options)  #? shard reshard
+        fully_shard(module, **options, reshard_after_forward=False)  #? shard !reshard
+        replicate(module, **options)  #? replicate
+    now = dict(zip(before, model.parameters(), strict=True))  #? spread
+    now = {p: p for p in step.model.parameters()}  #? !spread
+    groups = {}  #? tp
+    for number, group in enumerate(step.optimizer.param_groups):  #? tp
+        for p in [now[p] for p in group["params"] if p in now]:  #? tp
+            alike = number, getattr(p, "device_mesh", None)  # one kernel takes one mesh  #? tp
+            groups.setdefault(alike, {**group, "params": []})["params"].append(p)  #? tp
+    return type(step.optimizer)(list(groups.values()))  #? tp
+    groups = [(group, [now[p] for p in group["params"] if p in now]) for group in step.optimizer.param_groups]  #? !tp
+    return type(step.optimizer)([{**group, "params": params} for group, params in groups if params])  #? !tp
 
 
-'''
-PREPARE = '''def prepare(step, mesh):
-    """Spread the model of `step` in place; returns the parameters of its optimizer as they are then."""  #? spread
-    """Return the parameters of the optimizer of `step`."""  #? !spread
-    names = {id(p): name for name, p in step.model.named_parameters()}
-    own = [(group, [names[id(p)] for p in group["params"] if id(p) in names]) for group in step.optimizer.param_groups]
-    spread(step.model, mesh)  #? spread
-    now = {name.replace("_checkpoint_wrapped_module.", ""): p for name, p in step.model.named_parameters()}
-    groups = [{**group, "params": [now[name] for name in some]} for group, some in own if some]  #? tp
-    meshes = dict.fromkeys(getattr(p, "device_mesh", None) for p in now.values())  # one kernel takes one mesh  #? tp
-    own = [(g, [p for p in g["params"] if getattr(p, "device_mesh", None) == m]) for g in groups for m in meshes]  #? tp
-    return [{**group, "params": part} for group, part in own if part]  #? tp
-    return [{**group, "params": [now[name] for name in some]} for group, some in own if some]  #? !tp
-
-
-'''
-STEP = '''def batches(inputs):
-    """The microbatches of this rank, out of the samples of ``inputs``. Replace it by a data loader."""
-    for number in range(MICROBATCHES):
-        first = (@REPLICA@ * MICROBATCHES + number) * MICROBATCH
-        yield [x[torch.arange(first, first + MICROBATCH) % len(x)] for x in inputs]
-
-
-def build():
+"""
+STEP = '''def build():
     """This rank's model, loss and optimizer, and the inputs of a step."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.get_device_module(device).set_device(dist.get_node_local_rank(fallback_rank=0))
@@ -212,17 +211,18 @@ def build():
     step = @FUNCTION@()  # on the host: each block moves to the device when it is sharded  #? shard
     step = @FUNCTION@()  #? !shard
     step.model.to(device)  #? !shard
-    groups = prepare(step, mesh)
-    return step.model, step.loss, type(step.optimizer)(groups), [x.to(device) for x in step.inputs]
+    optimizer = prepare(step, mesh)
+    samples = torch.arange(MICROBATCHES * MICROBATCH)@OWN@
+    return step.model, step.loss, optimizer, [x[samples % len(x)].to(device) for x in step.inputs]  # or your data
 
 
 def train_step(model, loss, optimizer, inputs):
     """One step; returns the mean loss over the samples of this rank."""
     total = 0.0
-    for number, microbatch in enumerate(batches(inputs)):
-        last = number == MICROBATCHES - 1 or REDUCE_EACH  #? data
-        model.set_is_last_backward(last)  #? data
-        model.set_requires_gradient_sync(last)  #? data
+    for number, microbatch in enumerate(zip(*(x.split(MICROBATCH) for x in inputs), strict=True)):
+        last = number == MICROBATCHES - 1  # which reduces gradients  #? once
+        model.set_is_last_backward(last)  #? once
+        model.set_requires_gradient_sync(last)  #? once
         model.set_reshard_after_backward(number == MICROBATCHES - 1)  # gathered once in a step  #? gathered
         with implicit_replication():  # of tensors that TENSOR_PARALLEL does not divide  #? tp
             part = loss(model, *microbatch) / MICROBATCHES  #? tp
@@ -236,105 +236,108 @@ def train_step(model, loss, optimizer, inputs):
 
 
 '''
-STAGE = '''def absent(values):
-    """The tensors among `values` on `meta`: shapes, of which nothing is computed."""
-    return tree_map_only(torch.Tensor, lambda x: x.to("meta"), values)
-
-
-class Absent(TorchFunctionMode):
-    """What follows from a tensor on `meta` is on `meta`."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        leaves = tree_leaves((args, kwargs))
-        if any(isinstance(leaf, torch.Tensor) and leaf.device.type == "meta" for leaf in leaves):
-            args, kwargs = absent((args, kwargs))
-        return func(*args, **kwargs or {})
+STAGE = '''def absent(values):  #? mixes
+    """The tensors among `values` on `meta`: shapes, of which nothing is computed."""  #? mixes
+    return tree_map_only(torch.Tensor, lambda x: x.to("meta"), values)  #? mixes
+  #? mixes
+  #? mixes
+class Absent(TorchFunctionMode):  #? mixes
+    """What follows from a tensor on `meta` is on `meta`."""  #? mixes
+  #? mixes
+    def __torch_function__(self, func, types, args=(), kwargs=None):  #? mixes
+        if any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in tree_leaves((args, kwargs))):  #? mixes
+            args, kwargs = absent((args, kwargs))  #? mixes
+        return func(*args, **kwargs or {})  #? mixes
+  #? mixes
+  #? mixes
+class Sent(Exception):
+    """Takes the output of a stage out of the model's code."""
 
 
 class Stage(torch.nn.Module):
     """Blocks of the model, with what runs before them on the first stage, and what runs after them on the last one."""
 
-    def __init__(self, step, number):
+    def __init__(self, number, mesh):
         super().__init__()
-        self.model, self.loss, self.received, self.backward_passes = step.model, step.loss, None, 0
+        torch.manual_seed(0)  # the same parameters on all ranks
+        self.step = step = @FUNCTION@()  # on the host: each block moves to the device when it is sharded  #? shard
+        self.step = step = @FUNCTION@()  #? !shard
+        self.model, self.backward_passes = step.model, 0  #? data
+        self.model = step.model  #? !data
         self.first, self.last, (begin, end) = number == 0, number == len(STAGES) - 1, STAGES[number]
-        left = {*([] if self.first else BEFORE), *([] if self.last else AFTER)}
-        left = {id(p) for name, p in step.model.named_parameters() if name in left}
-        for module in step.model.modules():
-            for name, p in list(module.named_parameters(recurse=False)):
-                if id(p) in left:
-                    delattr(module, name)
-                    setattr(module, name, absent(p.detach()))
         blocks = step.model.get_submodule(@LIST@)
         del blocks[end:], blocks[:begin]
-
-    def pipelined(self, number, x, mesh):
-        blocks, self.code, self.model.forward = list(self.model.get_submodule(@LIST@)), self.model.forward, self.run
-        if not self.first:  # the first block reads what was received
-            take = lambda _, args, kwargs: ((self.received, *args[1:]), kwargs)
-            blocks[0].register_forward_pre_hook(take, prepend=True, with_kwargs=True)
+        for name in [*([] if self.first else BEFORE), *([] if self.last else AFTER)]:
+            holder, name = step.model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+            shape = getattr(holder, name).detach().to("meta")
+            delattr(holder, name)
+            setattr(holder, name, shape)
+        step.model.to(mesh.device_type)  #? !shard
+        self.optimizer = prepare(step, mesh)
+        self.code, step.model.forward = step.model.forward, self.run
+        if not self.first:
+            blocks[0].register_forward_pre_hook(lambda _, args: (self.received, *args[1:]), prepend=True)
         if not self.last:
             blocks[-1].register_forward_hook(self.send)
-            self.model.register_forward_hook(lambda *_: self.rest)
+            step.model.register_forward_hook(self.send)
         hidden = torch.empty(@HIDDEN@, dtype=@COMPUTED@, device="meta", requires_grad=True)
-        first = torch.empty(MICROBATCH, *x.shape[1:], dtype=x.dtype, device="meta")
-        ends = first if self.first else hidden, torch.empty((), device="meta") if self.last else hidden
+        output = torch.empty((), device="meta") if self.last else hidden
         device, group = torch.device(mesh.device_type), mesh["pp"].get_group()
-        return PipelineStage(self, number, len(STAGES), device, *ends, group=group)
+        self.pipelined = PipelineStage(self, number, len(STAGES), device, hidden, output, group=group)
 
-    def send(self, block, args, output):
-        self.sent = output
-        return absent(output)
+    def send(self, module, args, output):
+        raise Sent(output)
 
-    def run(self, *args, **kwargs):  # the model's own code
-        self.rest = self.code(*(args if self.first else absent(args)), **(kwargs if self.first else absent(kwargs)))
-        return self.rest if self.last else self.sent
+    def run(self, *args, **kwargs):
+        if not self.first:  # what other stages compute has shapes and no values
+            args, kwargs = tree_map_only(torch.Tensor, lambda x: x.to("meta"), (args, kwargs))  #? !mixes
+            args, kwargs = absent((args, kwargs))  #? mixes
+        try:
+            return self.code(*args, **kwargs)  #? !mixes
+            with Absent():  #? mixes
+                return self.code(*args, **kwargs)  #? mixes
+        except Sent as sent:
+            return sent.args[0]
 
-    def forward(self, x, inputs):
-        self.received = x
-        with Absent():
-            loss = self.loss(self.model, *inputs)
-        output = loss if self.last else self.sent
+    def forward(self, received=None, *, inputs):
+        self.received = received
+        try:
+            output = self.step.loss(self.model, *inputs)
+        except Sent as sent:
+            output = sent.args[0]
         output.register_hook(self.begin_backward)  #? data
         return output
   #? data
     def begin_backward(self, gradient):  #? data
-        self.backward_passes += 1  # gradients are reduced with the last one  #? data
-        self.model.set_is_last_backward(self.backward_passes % MICROBATCHES == 0)  #? data
-        self.model.set_requires_gradient_sync(self.backward_passes % MICROBATCHES == 0)  #? data
-        self.model.set_reshard_after_backward(self.backward_passes % MICROBATCHES == 0)  #? gathered
+        self.backward_passes += 1  #? data
+        last = self.backward_passes % MICROBATCHES == 0  # which reduces gradients  #? data
+        self.model.set_is_last_backward(last)  #? data
+        self.model.set_requires_gradient_sync(last)  #? data
+        self.model.set_reshard_after_backward(last)  #? gathered
 
 
 '''
 STAGES = '''def build():
-    """This rank's schedule and stages, their optimizer, and the inputs of a step."""
+    """This rank's schedule and stages, and the inputs of a step."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.get_device_module(device).set_device(dist.get_node_local_rank(fallback_rank=0))
     mesh = init_device_mesh(device, tuple(MESH.values()), mesh_dim_names=tuple(MESH))
-    stages, pipelined, groups = [], [], []
-    for number in range(mesh["pp"].get_local_rank(), len(STAGES), MESH["pp"]):
-        torch.manual_seed(0)  # the same parameters on all ranks
-        step = @FUNCTION@()
-        stages.append(Stage(step, number))  # each block moves to the device when it is sharded  #? shard
-        stages.append(Stage(step, number).to(device))  #? !shard
-        groups += prepare(step, mesh)
-        pipelined.append(stages[-1].pipelined(number, step.inputs[0], mesh))
+    stages = [Stage(number, mesh) for number in range(mesh["pp"].get_local_rank(), len(STAGES), MESH["pp"])]
+    staged = [stage.pipelined for stage in stages]  #? looped
     schedule = @SCHEDULE@(@STAGE@, MICROBATCHES, lambda loss, _: loss / MICROBATCHES, scale_grads=False)
-    return schedule, stages, type(step.optimizer)(groups), [x.to(device) for x in step.inputs]
+    samples = torch.arange(MICROBATCHES * MICROBATCH)@OWN@
+    return schedule, stages, [x[samples % len(x)].to(device) for x in stages[0].step.inputs]  # or your data
 
 
-def train_step(schedule, stages, optimizer, inputs):
+def train_step(schedule, stages, inputs):
     """One step; returns the mean loss over the samples of this rank, 0 on ranks without the last stage."""
-    first = @REPLICA@ * MICROBATCHES * MICROBATCH
-    samples = torch.arange(first, first + MICROBATCHES * MICROBATCH)
-    inputs = [x[samples % len(x)] for x in inputs]  # replace it by a data loader
     losses = [torch.zeros((), device=inputs[0].device)]
-    given, target = [inputs[0]] if stages[0].first else [], {"target": inputs[0]} if stages[-1].last else {}
     with implicit_replication():  # of tensors that TENSOR_PARALLEL does not divide  #? tp
-        schedule.step(*given, inputs=inputs, **target, losses=losses, return_outputs=False)  #? tp
-    schedule.step(*given, inputs=inputs, **target, losses=losses, return_outputs=False)  #? !tp
-    optimizer.step()
-    optimizer.zero_grad()
+        schedule.step(inputs=inputs, target=inputs[0], losses=losses, return_outputs=False)  #? tp
+    schedule.step(inputs=inputs, target=inputs[0], losses=losses, return_outputs=False)  #? !tp
+    for stage in stages:
+        stage.optimizer.step()
+        stage.optimizer.zero_grad()
     return sum(loss.detach() for loss in losses).double()
 
 

@@ -95,11 +95,12 @@ def write(tmp_path, monkeypatch):
 
     def written(
         microbatch, recompute="none", reduce_each=False, model="", schedule="1f1b", stages_per_rank=1, reshard="always",
-        **sizes,
+        framework="eager", **sizes,
     ):  # fmt: skip
         times = {"reduce_each": reduce_each, "reshard": reshard}
         choice = Choice(Mesh(sizes), microbatch, recompute, schedule, stages_per_rank, **times)
-        job = make_job(model or f"{tmp_path}/my_model.py:make_step", "dgx-a100", 16, ranks=math.prod(sizes.values()))
+        ids = model or f"{tmp_path}/my_model.py:make_step", "dgx-a100"
+        job = make_job(*ids, 16, framework, ranks=math.prod(sizes.values()))
         text = find_writer("pytorch")(job, choice)
         assert len(text.splitlines()) <= most_lines(model, choice)
         path = tmp_path / f"train{len(list(tmp_path.glob('train*.py')))}.py"
@@ -290,6 +291,7 @@ def read_script(path, job):
     stored = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
     computes = state and state._mp_policy.param_dtype
     precision = "mixed" if stored == {"float32"} and str(computes) == "torch.bfloat16" else stored.pop()
+    compiled = [m._compiled_call_impl is not None for m in model.modules()]
     wraps = any("Checkpoint" in type(m).__name__ for m in model.modules())
     wraps |= any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
     names = {one: name for name, one in SCHEDULES.items()}
@@ -300,7 +302,7 @@ def read_script(path, job):
         names[type(built[0]).__name__] if pp > 1 else "", tuple(layers),
         ("selective" if hasattr(script, "kept_results") else "full") if wraps else "none",
         several and "last" not in script.train_step.__code__.co_varnames, precision,
-        gathered="set_reshard_after_backward(" in path.read_text(encoding="utf-8"),
+        compiled=any(compiled), gathered="set_reshard_after_backward(" in path.read_text(encoding="utf-8"),
     ), counted  # fmt: skip
 
 
@@ -474,6 +476,28 @@ def test_the_pipeline_of_the_script_is_the_plans(write, schedule, stages, model)
     assert done == planned and all(any(kind == "all_gather" for kind, *_ in calls) for calls in done)
 
 
+@pytest.mark.parametrize("sizes", [{"dp_shard": 2}, {"dp_replicate": 2}, {"tp": 2}], ids=str)
+def test_the_script_compiles_what_the_framework_compiles(write, sizes):
+    """Each block by itself, with its recomputation."""
+    path, job, choice = write(microbatch=8, recompute="full", framework="compiled", **sizes)
+    found, _ = read_script(path, job)
+    assert found == settings_of(job, choice, any_precision=True) and found.compiled
+    with fake_ranks(2, 0):
+        blocks = script_of(path).build()[0].blocks
+    assert all(block._compiled_call_impl and "Checkpoint" in type(block).__name__ for block in blocks)
+
+
+@pytest.mark.long
+def test_losses_of_compiled_scripts_are_those_of_one_process(write):
+    one = write(microbatch=16, dp_shard=1)[0]
+    two = [write(4, recompute, framework="compiled", **sizes)[0] for recompute, sizes in (
+        ("full", {"dp_shard": 2}), ("selective", {"dp_shard": 2}), ("none", {"dp_replicate": 2}), ("none", {"tp": 2})
+    )]  # fmt: skip
+    (expected,) = losses([one], 1)
+    for found in losses(two, 2):
+        assert found == pytest.approx(expected, rel=1e-11)
+
+
 @pytest.mark.slow
 def test_what_a_script_cannot_say_is_refused_by_name(write, tmp_path):
     pytest.importorskip("transformers")
@@ -487,6 +511,8 @@ def test_what_a_script_cannot_say_is_refused_by_name(write, tmp_path):
         ("1 microbatches on 2 stages", {"model": LLAMA, "pp": 2, "dp_shard": 2, "microbatch": 8}),
         ("reshard=never", {"model": LLAMA, "pp": 2, "dp_shard": 2, "reshard": "never"}),
         ("own code", {"model": "small", "dp_shard": 2}),
+        ("torch.compile", {"pp": 2, "framework": "compiled"}),
+        ("torch.compile", {"model": LLAMA, "dp_shard": 2, "framework": "compiled"}),
         ("equal on two stages .embedding.weight", {"model": f"{tmp_path}/tied.py:make_step", "pp": 2}),
     ]  # fmt: skip
     for part, plan in refused:

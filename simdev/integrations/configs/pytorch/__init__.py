@@ -21,9 +21,12 @@ def write(job: Job, choice: Choice) -> str:
     the part of the plan that the script cannot say."""
     settings = settings_of(job, choice, any_precision=True)  # the script keeps those that the model's code gives
     refuse(settings, "the script", "cp")
-    # Stages of transformers' models would not execute the plan's program: FSDP gathers other parameters in their ends.
-    staged = isinstance(job.model.function, TransformersModel) and settings.mesh["pp"] > 1
-    refuse_parts(settings, "the script", "reshard_after_forward", *([] if staged else ["reshard=never"]))
+    known = ["reshard_after_forward"]
+    if not isinstance(job.model.function, TransformersModel):
+        known += ["reshard=never", "torch.compile"]  # transformers recomputes layers outside of compiled code
+    elif settings.mesh["pp"] == 1:  # FSDP gathers other parameters in the ends of a pipeline than the plan's program
+        known += ["reshard=never"]
+    refuse_parts(settings, "the script", *known)
     if settings.mesh["dp_shard"] > 1 and settings.reduce_each != (choice.reduce_each and settings.microbatches > 1):
         raise Unsupported(f"the plan {choice} leaves open when gradients are reduced")
     if isinstance(job.model.function, TransformersModel):

@@ -32,6 +32,10 @@ def write(job: Job, choice: Choice, settings: Settings) -> str:
     if built.outside:
         message = "whose parameters are read while it does not run: the script cannot shard it"
         raise Unsupported(f"{built.name}: {built.outside[0]} is a block {message}")
+    if settings.compiled and settings.mesh["pp"] > 1:
+        raise Unsupported("the script compiles no stages of a pipeline, and this plan asks for torch.compile")
+    if settings.compiled and not built.lists:
+        raise Unsupported(f"the script compiles each block (torch.compile), and {built.name} has no repeated blocks")
     if built.optimizers > 1:
         message = "the script builds one; simdev.apply() spreads the model in a script of your own"
         raise Unsupported(f"{built.name}: its step has {built.optimizers} optimizers, and {message}")
@@ -49,8 +53,10 @@ def write(job: Job, choice: Choice, settings: Settings) -> str:
         "tp": settings.mesh["tp"] > 1,
         "pp": settings.mesh["pp"] > 1,
     }
-    flags["blocks"] = flags["recompute"] or flags["data"]
+    flags["compiled"] = settings.compiled
+    flags["blocks"] = flags["recompute"] or flags["data"] or flags["compiled"]
     flags["spread"] = flags["blocks"] or flags["tp"]
+    flags["listed"] = flags["data"] or flags["compiled"]
     flags["lists"] = len(built.lists) != 1
     flags["looped"] = settings.schedule in LOOPED
     flags["mixes"] = flags["pp"] and built.mixes
@@ -83,7 +89,8 @@ def write(job: Job, choice: Choice, settings: Settings) -> str:
 
 def _doc(flags: dict[str, bool]) -> str:
     """What ``prepare`` does."""
-    parts = {"divide": "tp", "recompute": "recompute", "shard": "shard", "replicate": "replicate"}
+    parts = {word: word for word in ("recompute", "shard", "replicate")}
+    parts = {"divide": "tp", "recompute": "recompute", "compile": "compiled", **parts}
     words = [word for word, flag in parts.items() if flags[flag]]
     if not words:
         return "Return the optimizer of `step` for the parameters of its model."
@@ -182,7 +189,9 @@ PREPARE = """def prepare(step, mesh):
     for blocks in map(model.get_submodule, @LISTS@):  #? recompute lists
         for name, block in list(blocks.named_children()):  #? recompute lists
             setattr(blocks, name, checkpoint_wrapper(block, preserve_rng_state=False@CONTEXT@))  #? recompute lists
-    blocks = [block for name in @LISTS@ for block in model.get_submodule(name).children()]  #? data lists
+    blocks = [block for name in @LISTS@ for block in model.get_submodule(name).children()]  #? listed lists
+    for block in blocks:  #? compiled
+        block.compile()  # by itself, and before it is sharded  #? compiled
     options = {"mesh": mesh[@DATA@], "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}  #? mixed
     options = {"mesh": mesh[@DATA@]}  #? data !mixed
     for module in [*blocks, model]:  #? data

@@ -55,8 +55,9 @@ def package_step(
         raise UnknownName("mode", mode, MODES, source=target)
     if mode in ("prefill", "decode") and package != "transformers":
         raise InvalidInput("only language models of transformers have a key-value cache", source=target, field="mode")
-    if importlib.util.find_spec(package) is None:
-        raise Unsupported(f"{target} needs the package {package}: pip install {package}")
+    for needed in {"timm": ("timm", "torchvision")}.get(package, (package,)):
+        if importlib.util.find_spec(needed) is None:
+            raise Unsupported(f"{target} needs the package {needed}: pip install {needed}")
     define_missing_operators()
     make = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers, "diffusers": _diffusers}[package]
     given = _given(inputs, target, mode, batch, length) if inputs else None

@@ -28,7 +28,8 @@ def write(job: Job, choice: Choice, settings: Settings) -> str:
     assert isinstance(built, PlainModel)
     path, colon, function = built.name.rpartition(":")
     if not colon or not path.endswith(".py"):
-        raise Unsupported(f"a script needs the model's own code (my_model.py:make_step), and this is {built.name}")
+        message = f"a script needs the model's own code, and this is {built.name}"
+        raise Unsupported(f"{message}: plan a function of your own that builds it (my_model.py:make_step)")
     if built.outside:
         message = "whose parameters are read while it does not run: the script cannot shard it"
         raise Unsupported(f"{built.name}: {built.outside[0]} is a block {message}")

@@ -234,6 +234,50 @@ def test_a_script_on_ranks_of_fake_tensors(name, mesh, arguments, step, capsys):
     assert "?" in capsys.readouterr().out or name == "spawned"
 
 
+SYNCHRONISED = """
+torch.distributed.init_process_group("nccl")
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU())
+model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[0])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    optimizer.zero_grad()
+    model(torch.randn(4, 3, 8, 8)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_norms_of_all_ranks(tmp_path):
+    """Means, inverses and the count of a rank are gathered; two sums are reduced on the way back."""
+    (tmp_path / "train.py").write_text(NET + SYNCHRONISED)
+    for fake in (False, True):
+        calls, collectives = ranks(tmp_path / "train", "dp_replicate=4", fake=fake)
+        assert ("all_gather", 4 * 4 * (2 * 16 + 1)) in collectives and ("all_reduce", 4 * 2 * 16) in collectives
+        norms = Counter(call.kind for call in calls if call.kind.startswith("batch_norm_"))
+        assert set(norms.values()) == {1} and len(norms) == 5
+
+
+def test_norms_of_ranks_compute_what_norms_of_one_do():
+    """The kernels against PyTorch's norm, forward and backward, on a batch that one rank has alone."""
+    from simdev.graphs.capture.rewrites import norms_of_ranks
+
+    norm, batch, sent = torch.nn.BatchNorm2d(3), torch.randn(4, 3, 5, 5), torch.randn(4, 3, 5, 5)
+    norm.weight.data.uniform_()
+    batch.requires_grad_()
+    out = norm(batch)
+    expected = torch.autograd.grad(out, (batch, norm.weight, norm.bias), sent)
+    with norms_of_ranks(), torch.no_grad():
+        mean, inverse = torch.batch_norm_stats(batch, norm.eps)
+        found = torch.batch_norm_elemt(batch, norm.weight, norm.bias, mean, inverse, norm.eps)
+        total, product, *rest = torch.batch_norm_backward_reduce(
+            sent, batch, mean, inverse, norm.weight, True, True, True
+        )
+        count = torch.tensor([100], dtype=torch.int32)
+        back = torch.batch_norm_backward_elemt(sent, batch, mean, inverse, norm.weight, total, product, count)
+    torch.testing.assert_close(found, out.detach())
+    torch.testing.assert_close((back, *rest), expected)
+
+
 def test_a_value_that_fake_ranks_lack_never_steers_a_script(tmp_path):
     from simdev.parallel.capture.script import capture_script_ranks
 

@@ -34,7 +34,8 @@ def as_on_gpu(*, cpu_kernels: bool = False, ranks: bool = False):
         stack.enter_context(_flexible_attention())
         stack.enter_context(_copies_of_fakes())
         stack.enter_context(no_accelerator())
-        stack.enter_context(joined_updates() if ranks else one_replica())
+        for context in (joined_updates, norms_of_ranks) if ranks else (one_replica,):
+            stack.enter_context(context())
         yield
 
 
@@ -268,6 +269,117 @@ def one_replica():
         finally:
             if groups.is_initialized() and not made:
                 groups.destroy_process_group()
+
+
+@contextmanager
+def norms_of_ranks():
+    """``SyncBatchNorm`` communicates as on GPUs. Its kernels exist for GPUs only; here the CPU gets them. A rank has
+    the statistics of its own batch: the group of a capture moves no data. PyTorch drops ranks with an empty batch
+    by the values that it gathered, but not while it captures a CUDA graph: here it behaves as in that case.
+    """
+    if not torch.distributed.is_available():
+        yield
+        return
+    from torch.nn.modules import _functions
+    from torch.nn.parallel import DistributedDataParallel as Replicas
+
+    groups = torch.distributed
+    gathers = "all_gather_single", "all_gather_into_tensor"  # by release of PyTorch
+
+    def flat(gather, received, *args, **kwargs):  # the group of a capture divides the first dimension by its ranks
+        return gather(received.view(-1), *args, **kwargs)
+
+    def forward(norm, batch):
+        group = norm.process_group or (groups.group.WORLD if groups.is_initialized() else None)
+        if not norm.training or group is None or groups.get_world_size(group) < 2:
+            return torch.nn.BatchNorm1d.forward(norm, batch)
+        norm._check_input_dim(batch)
+        if norm.track_running_stats:
+            norm.num_batches_tracked.add_(1)
+        means = (norm.running_mean, norm.running_var) if norm.track_running_stats else (None, None)
+        momentum, ranks = norm.momentum or 0.0, groups.get_world_size(group)
+        with _replaced(
+            *((torch.cuda, name, lambda: True) for name in ("is_available", "is_current_stream_capturing")),
+            *((groups, name, partial(flat, getattr(groups, name))) for name in gathers if hasattr(groups, name)),
+        ):
+            return _functions.SyncBatchNorm.apply(
+                batch, norm.weight, norm.bias, *means, norm.eps, momentum, group, ranks
+            )
+
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        for kernel in (_stats, _gather_stats, _normalize, _reduce_gradient, _gradient_of_batch):
+            for key in ("CPU", "Meta"):
+                library.impl(_NORM_KERNELS[kernel], kernel, key)
+        with _replaced(
+            (torch.nn.SyncBatchNorm, "forward", forward),
+            (Replicas, "_passing_sync_batchnorm_handle", lambda self, module: None),
+        ):
+            yield
+
+
+@contextmanager
+def _replaced(*places):
+    """Attributes, each an owner, a name and a value, have other values while this is active."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
+    try:
+        for owner, name, value in places:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+def _by_channel(batch):
+    """A batch in the precision of its statistics, its dimensions without the channels, and a channel's place in it."""
+    rest = [dim for dim in range(batch.dim()) if dim != 1]
+    wide = batch.double() if batch.dtype == torch.float64 else batch.float()
+    return wide, rest, [1, -1, *[1] * (batch.dim() - 2)]
+
+
+def _stats(batch, eps):
+    wide, rest, _ = _by_channel(batch)
+    return wide.mean(rest), (wide.var(rest, correction=0) + eps).rsqrt()
+
+
+def _gather_stats(batch, means, inverses, running_mean, running_var, momentum, eps, counts):
+    wide, rest, _ = _by_channel(batch)
+    mean, variance = wide.mean(rest), wide.var(rest, correction=0)
+    for running, new in ((running_mean, mean), (running_var, variance)):
+        if running is not None:
+            running.lerp_(new.to(running.dtype), momentum)
+    return mean, (variance + eps).rsqrt()
+
+
+def _normalize(batch, weight, bias, mean, inverse, eps):
+    wide, _, place = _by_channel(batch)
+    normal = (wide - mean.view(place)) * inverse.view(place)
+    normal = normal if weight is None else normal * weight.view(place)
+    return (normal if bias is None else normal + bias.view(place)).to(batch.dtype)
+
+
+def _reduce_gradient(gradient, batch, mean, inverse, weight, wants_batch, wants_weight, wants_bias):
+    wide, rest, place = _by_channel(gradient)
+    total, product = wide.sum(rest), (wide * (batch - mean.view(place))).sum(rest)
+    kind = batch.dtype if weight is None else weight.dtype
+    return total, product, (product * inverse).to(kind), total.to(kind)
+
+
+def _gradient_of_batch(gradient, batch, mean, inverse, weight, total, product, counts):
+    wide, rest, place = _by_channel(gradient)
+    size = gradient.numel() // gradient.shape[1] * len(counts)
+    centred = (batch - mean.view(place)) * (inverse.square() * product / size).view(place)
+    scale = inverse if weight is None else inverse * weight
+    return ((wide - total.view(place) / size - centred) * scale.view(place)).to(gradient.dtype)
+
+
+_NORM_KERNELS = {
+    _stats: "batch_norm_stats",
+    _gather_stats: "batch_norm_gather_stats_with_counts",
+    _normalize: "batch_norm_elemt",
+    _reduce_gradient: "batch_norm_backward_reduce",
+    _gradient_of_batch: "batch_norm_backward_elemt",
+}
 
 
 @contextmanager

@@ -101,6 +101,30 @@ def test_alike_parameters_get_state_of_their_own():
     assert sum(graph.kinds[kind] == "adam" for kind in graph.op_kind) == 6
 
 
+def test_parameters_that_share_a_vector_count_once():
+    """A search without gradients (evolution strategies) writes one vector, of which all parameters are views."""
+    from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+    from simdev.graphs.capture import capture
+    from simdev.graphs.workload import CustomStep
+
+    @torch.no_grad()
+    def run(model, x):
+        vector = parameters_to_vector(model.parameters())
+        steps = torch.randn(3, len(vector))
+        scores = []
+        for step in steps:
+            vector_to_parameters(vector + 0.1 * step, model.parameters())
+            scores.append(model(x).square().mean())
+        vector_to_parameters(vector - 0.01 * torch.stack(scores) @ steps, model.parameters())
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2))
+    graph = capture(CustomStep(model, (torch.randn(4, 8),), run), "evolution")
+    count = 8 * 4 + 4 + 4 * 2 + 2
+    assert graph.meta["parameters"] == count and graph.meta["parameter_bytes"] == 4 * count
+    assert graph.op_persistent_bytes.sum() == 4 * count
+
+
 def test_sizes_that_known_values_decide():
     """``repeat_interleave`` and ``unique`` of small known tensors have a size, so the step needs no real run."""
     from simdev.graphs.capture import capture

@@ -242,10 +242,10 @@ def assembled(
         "precision": precision_of_parameters(held.named.values()),
         "optimizer": kind,
         "parameters": sum(parameter.numel() for parameter in held.named.values()),
-        "parameter_bytes": sum(storage_bytes(parameter) for parameter in held.named.values()),
+        "parameter_bytes": held_bytes(held.named.values(), scalars=True),
         "gradient_bytes": ran.gradient_bytes,
         "optimizer_state_bytes": held.state_bytes,
-        "buffer_bytes": sum(storage_bytes(buffer) for buffer in held.buffers.values()),
+        "buffer_bytes": held_bytes(held.buffers.values(), scalars=True),
     }
     assembly = assemble(
         tape, name, results=ran.results - {None}, gradients=ran.final, updates=kinds, meta={**facts, **meta}

@@ -56,7 +56,10 @@ def parts() -> dict[str, dict[str, list[str]]]:
             **{f"board {path.name}": [f"{TOOLS}/boards.py", path.name] for path in boards},
         },
         "speed": {"speed": ["-m", "pytest", "tests/perf", "--benchmark-only", *against_saved(SPEED)]},
-        "newest": {"newest libraries": ["tests/smoke_newest.py"]},
+        "newest": {
+            "newest libraries": ["tests/smoke_newest.py"],
+            "PyTorch 2.9": ["tests/smoke_newest.py", "torch==2.9.1"],
+        },
         "install": {"distributions": [f"{TOOLS}/install.py"]},
     }
 

@@ -58,10 +58,12 @@ def main() -> int:
         fresh = folder / "newest" / "bin" / "python"
         wanted = [*options.pins, *(name for name in PACKAGES if name not in named)]
         index = ["--extra-index-url", options.index] if options.index else []
-        install = [fresh, "-m", "pip", "install", "-q", "-U", *index, f"{ROOT}[all,capture]", *wanted]
+        pip = [fresh, "-m", "pip", "install", "--progress-bar", "off"]
+        install = [*pip, "-U", *index, f"{ROOT}[all,capture]", *wanted]
         began = time.monotonic()
-        if subprocess.run(list(map(str, install)), stdin=subprocess.DEVNULL).returncode:
-            print("the newest releases could not be installed", file=sys.stderr)
+        done = subprocess.run(list(map(str, install)), stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode:
+            print(f"{', '.join(wanted)} could not be installed: {reason(done.stdout + done.stderr)}", file=sys.stderr)
             return 1
         print(f"installed in {time.monotonic() - began:.0f} s: {versions(fresh)}; here: {versions(sys.executable)}\n")
         answers = [attempt(python, folder / name) for python, name in ((fresh, "there"), (sys.executable, "here"))]
@@ -72,6 +74,16 @@ def main() -> int:
         wrong += verdict != "same"
         print(f"| `simdev {' '.join(words)}` | {newest} | {here} | {verdict} |", flush=True)
     return 1 if wrong else 0
+
+
+def reason(said: str) -> str:
+    """Why pip failed: the requirements that conflict and its errors, or the last lines that it printed. It may have
+    ended without an error of its own, for example because the system stopped it."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    conflict = re.search(r"The conflict is caused by:.*?(?=\n\s*\n|\Z)", said, re.DOTALL)
+    errors = [line for line in lines if line.startswith("ERROR")]
+    found = [*(conflict[0].split("\n") if conflict else ()), *errors] or lines[-5:]
+    return " ".join(line.strip() for line in found) or "pip gave no reason"
 
 
 def versions(python: str | Path) -> str:

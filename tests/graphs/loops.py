@@ -965,3 +965,129 @@ def words_until_the_end_mark():
     words = torch.randint(2, 30, (4, 6))
     words[:, 3] = 1
     return simple(body, model, data=(x(4), words))
+
+
+@loop
+def fixed_point_until_it_holds():
+    """A deep equilibrium: iterations without gradient until they settle, and a solver in the backward pass."""
+
+    class Equilibrium(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.given, self.head = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+            nn.init.normal_(self.inner.weight, std=0.01)
+
+        def step(self, state, data):
+            return torch.tanh(self.inner(state) + self.given(data))
+
+        def forward(self, data):
+            with torch.no_grad():
+                state = torch.zeros_like(data)
+                for _ in range(50):
+                    before, state = state, self.step(state, data)
+                    if (state - before).norm() < 1e-4 * state.norm():
+                        break
+            state = self.step(state, data)
+            point = state.clone().detach().requires_grad_()
+            around = self.step(point, data)
+
+            def solve(gradient):
+                found = gradient
+                for _ in range(5):
+                    found = torch.autograd.grad(around, point, found, retain_graph=True)[0] + gradient
+                return found
+
+            state.register_hook(solve)
+            return self.head(state)
+
+    return simple(classify, Equilibrium())
+
+
+class Adjoint(torch.autograd.Function):
+    """Euler steps of an equation; the backward pass follows them again, backwards."""
+
+    @staticmethod
+    def forward(ctx, state, field, *parameters):
+        ctx.field = field
+        for _ in range(6):
+            state = state + 0.1 * field(state)
+        ctx.save_for_backward(state, *parameters)
+        return state
+
+    @staticmethod
+    def backward(ctx, gradient):
+        state, *parameters = ctx.saved_tensors
+        sums = [torch.zeros_like(parameter) for parameter in parameters]
+        for _ in range(6):
+            with torch.enable_grad():
+                point = state.detach().requires_grad_()
+                out = ctx.field(point)
+                own, *others = torch.autograd.grad(out, (point, *parameters), gradient)
+            state, gradient = state - 0.1 * out.detach(), gradient + 0.1 * own
+            sums = [a + 0.1 * b for a, b in zip(sums, others, strict=True)]
+        return gradient, None, *sums
+
+
+@loop
+def adjoint_of_an_equation():
+    class Equation(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.field = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))
+            self.head = nn.Linear(16, 4)
+
+        def forward(self, data):
+            return self.head(Adjoint.apply(data, self.field, *self.field.parameters()))
+
+    return simple(classify, Equation())
+
+
+@loop
+def curvature_from_hooks():
+    """K-FAC: hooks collect products of inputs and of gradients, whose inverses change the gradients."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, outputs = {}, {}
+
+    def collect_inputs(layer, given):
+        inputs[layer] = given[0].detach().T @ given[0].detach()
+
+    def collect_outputs(layer, _, sent):
+        outputs[layer] = sent[0].T @ sent[0]
+
+    layers = [layer for layer in model if isinstance(layer, nn.Linear)]
+    for layer in layers:
+        layer.register_forward_pre_hook(collect_inputs)
+        layer.register_full_backward_hook(collect_outputs)
+
+    def inverse(matrix):
+        return torch.linalg.inv(matrix + 0.1 * torch.eye(len(matrix)))
+
+    def run(model, data, labels):
+        optimizer.zero_grad()
+        classify(model, data, labels).backward()
+        for layer in layers:
+            layer.weight.grad = inverse(outputs[layer]) @ layer.weight.grad @ inverse(inputs[layer])
+        optimizer.step()
+
+    return CustomStep(model, (x(), y()), run)
+
+
+@loop
+def samples_of_an_energy():
+    """Contrastive divergence: the model is frozen while gradients of its inputs draw samples."""
+    model = net(16, 32, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def run(model, data):
+        samples = torch.rand_like(data).requires_grad_()
+        model.requires_grad_(False)
+        for _ in range(5):
+            (slope,) = torch.autograd.grad(model(samples).sum(), samples)
+            samples.data.add_(slope, alpha=-0.1).add_(torch.randn_like(samples), alpha=0.005)
+        model.requires_grad_(True)
+        optimizer.zero_grad()
+        (model(data).mean() - model(samples.detach()).mean()).backward()
+        optimizer.step()
+
+    return CustomStep(model, (x(),), run)

@@ -48,19 +48,22 @@ def simulated_peak(spec, params) -> int:
 
 
 @pytest.mark.parametrize(
-    "entry",
+    ("entry", "within"),
     [
-        "gpt2-medium[batch=2,length=128,layers=4,units=256,heads=4,vocabulary=2000,precision=f32]",
-        "llama-moe[batch=2,length=64,layers=2,units=128,heads=4,key_heads=2,inner=256,vocabulary=500,precision=f32]",
-        "nmt[batch=16,length=10,units=128,vocabulary=1000]",
-        "transformer-xl-2[batch=4,length=64,memory=64,units=128,heads=4,inner=256]",
-        "dlrm[batch=512,max_rows=1000,units=16]",
+        ("gpt2-medium[batch=2,length=128,layers=4,units=256,heads=4,vocabulary=2000,precision=f32]", 0.02),
+        (
+            "llama-moe[batch=2,length=64,layers=2,units=128,heads=4,key_heads=2,inner=256,vocabulary=500,precision=f32]",
+            0.02,
+        ),
+        # Eager autograd adds gradients up in place where the captured step makes a new tensor.
+        ("nmt[batch=16,length=10,units=128,vocabulary=1000]", 0.125),
+        ("transformer-xl-2[batch=4,length=64,memory=64,units=128,heads=4,inner=256]", 0.05),
+        ("dlrm[batch=512,max_rows=1000,units=16]", 0.05),
     ],
 )
-def test_peak_of_a_real_step(entry, tmp_path):
-    # Eager autograd adds gradients up in place where the captured step makes a new tensor: up to 12 % in small LSTMs.
+def test_peak_of_a_real_step(entry, within, tmp_path):
     spec, params = find_workload(entry)
-    assert simulated_peak(spec, params) == pytest.approx(real_peak(spec, params, tmp_path / "trace.json"), rel=0.15)
+    assert simulated_peak(spec, params) == pytest.approx(real_peak(spec, params, tmp_path / "trace.json"), rel=within)
 
 
 def test_weights_have_no_values_and_take_no_memory():

@@ -406,8 +406,8 @@ def by_position(model, names: list[str]):
 def memory(target: str, batch: int, length: int | None) -> dict:
     """Peak bytes of the captured step, run in program order on one device, and of the same step run on the CPU:
     parameters, buffers, optimizer state, inputs, and the most that PyTorch's allocator holds beyond them. Without
-    oneDNN, whose convolutions hold copies in another layout, and without dropout in attention, for which the CPU has no
-    fused kernel."""
+    oneDNN, whose convolutions hold copies in another layout, without the workspace of the CPU's own convolutions, and
+    without dropout in attention, for which the CPU has no fused kernel."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -436,11 +436,37 @@ def memory(target: str, batch: int, length: int | None) -> dict:
     sizes = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in held}
     with whole_attention(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
-    changes = sorted((event.start_ns(), event.nbytes()) for event in profiler.profiler.kineto_results.events()
-                     if event.name() == "[memory]")  # fmt: skip
-    allocated = max(itertools.accumulate(size for _, size in changes))
+    allocated = max(itertools.accumulate(without_workspaces(profiler.profiler.kineto_results.events())))
     return {"memory_of": target, "batch": batch, "length": length, "graph_bytes": peak_bytes(graph),
             "real_bytes": sum(sizes.values()) + allocated, "held_bytes": sum(sizes.values())}  # fmt: skip
+
+
+def without_workspaces(events) -> list[int]:
+    """The changes of allocated bytes that a profiler saw, in order of time, but for those of tensors that begin and end
+    within one of the CPU's own convolutions: it unfolds its whole input, which a GPU's kernel does not."""
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    convolutions = sorted(
+        (event.start_ns(), event.start_ns() + event.duration_ns())
+        for event in events
+        if re.match("aten::_?slow_conv", event.name())
+    )
+    kept, inside = [], []  # the numbers of allocations of the current convolution that are not freed
+    end = 0
+    for start, size in changes:
+        while convolutions and convolutions[0][0] <= start:
+            before, (_, end) = end, convolutions.pop(0)
+            if end > before:
+                inside = []
+        if start > end:
+            inside = []
+        paired = [number for number in inside if kept[number] == -size] if size < 0 else []
+        if paired:  # the newest of its size
+            kept[paired[-1]], size = 0, 0
+            inside.remove(paired[-1])
+        elif start <= end and size > 0:
+            inside.append(len(kept))
+        kept.append(size)
+    return kept
 
 
 def self_check(target: str, batch: int, length: int | None) -> dict:

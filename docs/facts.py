@@ -24,7 +24,7 @@ import statistics
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -537,21 +537,28 @@ def table(head: list[str], name: str, topology: str, which: str = "all") -> list
     ``which`` is ``all``, or the names of the placers that are shown, with commas between them."""
     _, _, *workloads, _, _, _ = (cell.strip() for cell in head[0].split("|"))
     found = []
-    for placer in ranking(name):
-        if which != "all" and placer not in which.split(","):
-            continue
+    for placer in _shown(ranking(name), which):
         cells = [ms(name, workload, topology, placer) for workload in workloads]
         found.append(f"| `{placer}` | {' | '.join([*cells, ratio(name, placer), fit(name, placer)])} |")
-    if which != "all" and len(found) != len(which.split(",")):
-        raise ValueError(f"{name} lacks one of {which}")
     bounds = [milliseconds(lines(name)[workload, topology, placer]["lower_bound_s"]) for workload in workloads]
     return [*found, f"| proven lower bound | {' | '.join(bounds)} | | |"]
 
 
-def machines(head: list[str], name: str) -> list[str]:
+def _shown(placers: Iterable[str], which: str) -> list[str]:
+    """The placers of a table in their order: ``all``, or the names in ``which``, with commas between them."""
+    placers = list(placers)
+    if which == "all":
+        return placers
+    if missing := set(which.split(",")) - set(placers):
+        raise ValueError(f"no rows of {sorted(missing)}")
+    return [placer for placer in placers if placer in which.split(",")]
+
+
+def machines(head: list[str], name: str, which: str = "all") -> list[str]:
     """Lines of a table whose columns are machines: the mean ratio to the best on each."""
     _, _, _, *topologies, _, _ = (cell.strip() for cell in head[0].split("|"))
-    return [f"| `{placer}` | {' | '.join(_by_machine(name, placer, topologies))} |" for placer in ranking(name)]
+    placers = _shown(ranking(name), which)
+    return [f"| `{placer}` | {' | '.join(_by_machine(name, placer, topologies))} |" for placer in placers]
 
 
 def tracks(head: list[str], name: str) -> list[str]:
@@ -564,7 +571,7 @@ def tracks(head: list[str], name: str) -> list[str]:
     ]
 
 
-def inference(head: list[str], name: str, objective: str) -> list[str]:
+def inference(head: list[str], name: str, objective: str, which: str = "all") -> list[str]:
     """Lines of a table whose columns are machines: the mean ratio to the best of each placer under one objective, and
     the cases that fit."""
     from simdev.bench import score
@@ -576,7 +583,8 @@ def inference(head: list[str], name: str, objective: str) -> list[str]:
         for topology in topologies
     ]
     found = []
-    for line in score.ranking(mine):
+    every = {line["placer"]: line for line in score.ranking(mine)}
+    for line in (every[placer] for placer in _shown(every, which)):
         cells = [f"{float(part[line['placer']]['geomean_ratio_to_best']):.3f}" for part in each]
         mean = f"{float(line['geomean_ratio_to_best']):.3f}"
         found.append(f"| `{line['placer']}` | {mean} | {' | '.join(cells)} | {line['solved']}/{line['cases']} |")
@@ -593,12 +601,12 @@ def _by_machine(name: str, placer: str, topologies: list[str]) -> list[str]:
     return [*cells, fit(name, placer)]
 
 
-def pipelines(head: list[str], name: str) -> list[str]:
+def pipelines(head: list[str], name: str, which: str = "all") -> list[str]:
     """Lines of a table of steady times per microbatch, in ms, and the mean ratio to the bound where the placement
     fits."""
     _, _, *workloads, _, _ = (cell.strip() for cell in head[0].split("|"))
     found, bounds = [], []
-    for placer in ranking(name):
+    for placer in _shown(ranking(name), which):
         mine = [next(line for key, line in lines(name).items() if key[::2] == (w, placer)) for w in workloads]
         logs = [math.log(float(time_of(line)) / float(line["lower_bound_s"])) for line in mine if time_of(line)]
         mean = math.exp(sum(logs) / len(logs))

@@ -106,6 +106,24 @@ def group_of(choice: Choice) -> tuple:
 def estimate(shared: SharedByPlans, choice: Choice) -> Estimate:
     """The estimate of a choice. Raises :class:`InvalidInput` if it does not suit the job."""
     plan = shared.job.plan(choice)
+    figures, gather_ns = _figures_of(shared, plan)
+    times = {name: [_pass_ns(values) for values in rows] for name, rows in figures.items() if name in PASSES}
+    return Estimate(choice, int(_step_ns(plan, times) + gather_ns), int(_peak_bytes(plan, figures, _stored(figures))))
+
+
+def estimated_bytes(shared: SharedByPlans, choice: Choice) -> int:
+    """The peak of memory of :func:`estimate`, without its time."""
+    plan = shared.job.plan(choice)
+    figures, _ = _figures_of(shared, plan)
+    return int(_peak_bytes(plan, figures, _stored(figures)))
+
+
+def _stored(figures: dict[str, list[np.ndarray]]) -> list[float]:
+    return [stage[0] for stage in figures["resident"]]
+
+
+def _figures_of(shared: SharedByPlans, plan: Plan) -> tuple[dict[str, list[np.ndarray]], float]:
+    """The figures of each stage of a plan, by the kind of its passes, and how long gathers of the whole step take."""
     parts, few = plan.parts, _few(shared.job, plan.parameters)[0].layers
     if plan.stage_meshes:
         own = [_passes(shared, one_stage(plan, stage)) for stage in range(plan.stages)]
@@ -127,10 +145,7 @@ def estimate(shared: SharedByPlans, choice: Choice) -> Estimate:
     if not _keeps_whole(shared.job):
         pairs = zip(figures["B first"], figures["B further"], strict=True)
         figures["B first"] = [_at_least(first, further) for first, further in pairs]
-    resident = [figures["resident"][stage][0] for stage in range(len(parts))]
-    times = {name: [_pass_ns(values) for values in rows] for name, rows in figures.items() if name in PASSES}
-    step_ns = _step_ns(plan, times) + gather_ns
-    return Estimate(choice, int(step_ns), int(_peak_bytes(plan, figures, resident)))
+    return figures, gather_ns
 
 
 def _reducing(figures: dict[str, list[np.ndarray]]) -> dict[str, list[np.ndarray]]:
@@ -252,12 +267,23 @@ def least_bytes(shared: SharedByPlans) -> float:
     in every plan: those of one copy of the model. 0 if no mesh of the job leaves the layers whole.
 
     A rank of every plan holds at least this divided by the number of ranks. Two captures with few layers are needed,
-    which estimates also need.
+    which estimates also need: those with the recomputation that planners try first; or, if the FLOPs of the model say
+    that it is too large, those with the recomputation by which a message names a machine that suffices.
     """
+    if ("least",) not in shared.known:
+        shared.known["least",] = _least_bytes(shared)
+    return shared.known["least",]
+
+
+def _least_bytes(shared: SharedByPlans) -> float:
     job = shared.job
+    # 6 FLOPs of a parameter for each token; models of other packages have to be built for it
+    weights = 0.0 if job.model.identity else job.model.flops(job.parameters) / (6 * int(job.parameters["length"]))
+    large = weights * (WHOLE + DIVIDED) > job.ranks * job.cluster.kind.memory_bytes
+    kinds = job.known_recomputes[::-1] if large else job.known_recomputes
     size = min(job.microbatches)
     whole = [mesh for mesh in job.meshes() if mesh["tp"] == mesh["cp"] == mesh["ep"] == 1]
-    for recompute, mesh in product(job.known_recomputes, whole):  # the first kind is what planners try first, too
+    for recompute, mesh in product(kinds, whole):
         with suppress(InvalidInput):
             plan = job.plan(Choice(mesh, size, recompute))
             break

@@ -18,7 +18,7 @@ from simdev.parallel.orders import round_of
 from simdev.parallel.plan import Plan, PlanProgram, PlanReport, captures_of, peak_bytes, prepare, simulate_program
 from simdev.parallel.unroll import TooManyOps
 from simdev.planners.bounds import plan_bound_ns
-from simdev.planners.estimate import Estimate, captures_are_kept, estimate, estimates, group_of
+from simdev.planners.estimate import Estimate, captures_are_kept, estimated_bytes, estimates, group_of
 from simdev.planners.job import Choice, Job, SharedByPlans
 from simdev.planners.outcome import Outcome
 from simdev.user_file import is_user_module
@@ -104,7 +104,7 @@ class Evaluator(SharedByPlans):
             smaller = replace(choice, microbatch=size)
             if size > choice.microbatch or not self.job.valid(smaller):
                 continue
-            peak = estimate(self, smaller).peak_bytes
+            peak = estimated_bytes(self, smaller)
             if peak > HOPELESS * capacity:
                 return Outcome(choice, None, peak - capacity, (peak,) * choice.mesh["pp"])
         return None

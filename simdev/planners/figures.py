@@ -12,7 +12,7 @@ from simdev.errors import InvalidInput
 from simdev.parallel.cluster import Cluster, load_cluster
 from simdev.parallel.mesh import Mesh
 from simdev.planners.budget import PlanBudget
-from simdev.planners.estimate import estimate, least_bytes
+from simdev.planners.estimate import estimated_bytes, least_bytes
 from simdev.planners.evaluate import Evaluator
 from simdev.planners.job import Choice, Job
 from simdev.planners.outcome import Outcome
@@ -237,7 +237,7 @@ def _sharded_plan(job: Job, evaluator: Evaluator) -> tuple[Job, Choice] | None:
         found.append((other, replace(choice, reduce_each=other.may_reduce_each(choice))))
     capacity = job.cluster.kind.memory_bytes
     for other, choice in sorted(found, key=lambda pair: pair[0].batch):
-        if other.valid(choice) and estimate(evaluator.sibling(other), choice).peak_bytes <= capacity:
+        if other.valid(choice) and estimated_bytes(evaluator.sibling(other), choice) <= capacity:
             return other, choice
     return None
 

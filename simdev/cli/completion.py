@@ -1,4 +1,5 @@
-"""What the shell offers when a name is completed: workloads, machines, placers, planners, parallel models."""
+"""What the shell offers when a name is completed: workloads, machines, placers, planners, parallel models,
+configurations, shelves."""
 
 from __future__ import annotations
 
@@ -37,6 +38,18 @@ def planners(incomplete: str) -> list[str]:
     from simdev.planners import planners as known
 
     return _that_begin(known(), incomplete)
+
+
+def configurations(incomplete: str) -> list[str]:
+    from simdev.integrations.configs import targets
+
+    return _that_begin(targets(), incomplete)
+
+
+def shelves(incomplete: str) -> list[str]:
+    from simdev.cli.commands.list import LISTS
+
+    return _that_begin(LISTS, incomplete)
 
 
 def workloads_or_machines(incomplete: str) -> list[str]:

@@ -141,6 +141,10 @@ def test_a_table_is_json_with_numbers(capsys):
         ("simdev plan llam", "llama3-8b"),
         ("simdev plan gpt dgx-a", "dgx-a100"),
         ("simdev plan --planner meg", "megatron"),
+        ("simdev plan --framework kem", "kempnerforge"),
+        ("simdev plan --write torcht", "torchtitan"),
+        ("simdev bench --planner alp", "alpa"),
+        ("simdev list mod", "models"),
     ],
 )
 def test_the_shell_completes_names(typed, offered):

@@ -62,7 +62,11 @@ def bench(
     ] = None,
     planner: Annotated[
         list[str] | None,
-        typer.Option("--planner", help="Planner id, or all: parallel plans of the models -w on the clusters -t."),
+        typer.Option(
+            "--planner",
+            help="Planner id, or all: parallel plans of the models -w on the clusters -t.",
+            autocompletion=completion.planners,
+        ),
     ] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences in a step, with --planner and -w (512).")] = None,
     framework: FrameworkOption = "eager",

@@ -83,7 +83,11 @@ def plan(
         Path | None, typer.Option(help="Draw the step time of each simulated plan.", callback=in_a_folder)
     ] = None,
     write: Annotated[
-        str | None, typer.Option(help="Print a configuration: torchtitan, transformers, accelerate ...")
+        str | None,
+        typer.Option(
+            help="Print a configuration: torchtitan, transformers, accelerate ...",
+            autocompletion=completion.configurations,
+        ),
     ] = None,
     out: Annotated[
         Path | None,

@@ -1,5 +1,5 @@
 """What the shell offers when a name is completed: workloads, machines, placers, planners, parallel models,
-configurations, shelves."""
+configurations."""
 
 from __future__ import annotations
 
@@ -44,12 +44,6 @@ def configurations(incomplete: str) -> list[str]:
     from simdev.integrations.configs import targets
 
     return _that_begin(targets(), incomplete)
-
-
-def shelves(incomplete: str) -> list[str]:
-    from simdev.cli.commands.list import LISTS
-
-    return _that_begin(LISTS, incomplete)
 
 
 def workloads_or_machines(incomplete: str) -> list[str]:

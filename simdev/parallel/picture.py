@@ -1,9 +1,9 @@
-"""Pictures of plans: passes and memory of each pipeline rank over time, and step times of plans side by side."""
+"""The picture of a plan: passes and memory of each pipeline rank over time."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ MEANING = {
     "U": "update",
 }
 BUBBLE = "#eeeeee"
-MOST_BARS = 20  # plans of one chart
 NARROW = 0.02  # boxes below this share of the step have no number
 
 
@@ -63,27 +62,6 @@ def draw_pipeline(report: PlanReport, path: str | os.PathLike) -> None:
     _draw_memory(below, report, hue)
     below.set_xlabel("ms after the start of the step")
     _legend(figure, report)
-    write_picture(figure, path, dpi=110)
-    pyplot.close(figure)
-
-
-def draw_plans(plans: Sequence[tuple[str, int, int]], title: str, capacity_bytes: int, path: str | os.PathLike) -> None:
-    """Draw the step times of plans as bars, the fastest first: ``plans`` holds the text of each, its step time in ns,
-    and the memory of its fullest rank in bytes. At most :data:`MOST_BARS` are drawn. Raises :class:`InvalidInput` as
-    :func:`draw_pipeline`."""
-    pyplot = _pyplot(path)
-    shown = sorted(plans, key=lambda plan: plan[1])[:MOST_BARS]
-    figure, axes = pyplot.subplots(figsize=(11, 0.42 * len(shown) + 1.4), layout="constrained")
-    for row, (_, step_ns, peak_bytes) in enumerate(shown):
-        axes.barh(row, step_ns / 1e9, color=COLOURS["S"] if row == 0 else COLOURS["F"])
-        axes.text(step_ns / 1e9, row, f" {step_ns / 1e9:,.3g} s, {peak_bytes / 2**30:.0f} GiB", va="center", fontsize=9)
-    axes.set_yticks(range(len(shown)), [text.replace("$", r"\$") for text, *_ in shown], fontsize=9)
-    axes.invert_yaxis()
-    axes.margins(x=0.18)
-    axes.set_xlabel(f"step time, s; and the memory of the fullest rank, of {capacity_bytes / 2**30:.0f} GiB")
-    axes.set_title(title.replace("$", r"\$"), loc="left", fontweight="bold")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
     write_picture(figure, path, dpi=110)
     pyplot.close(figure)
 

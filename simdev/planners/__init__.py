@@ -7,7 +7,7 @@ choose.
 from simdev.planners.budget import PlanBudget
 from simdev.planners.evaluate import Evaluator
 from simdev.planners.job import Choice, Job
-from simdev.planners.outcome import Outcome
+from simdev.planners.outcome import Outcome, plot_meshes
 from simdev.planners.planner import PlannerSpec, find_planner, planner, planners
 
 __all__ = [
@@ -20,4 +20,5 @@ __all__ = [
     "find_planner",
     "planner",
     "planners",
+    "plot_meshes",
 ]

@@ -54,8 +54,13 @@ class Choice:
     stage_recompute: tuple[str, ...] = ()
     reshard: str = "always"
 
+    @property
+    def mesh_text(self) -> str:
+        """The mesh, or those of the stages."""
+        return " / ".join(map(str, self.stage_meshes)) or str(self.mesh)
+
     def __str__(self) -> str:
-        parts = [" / ".join(map(str, self.stage_meshes)) or str(self.mesh), f"microbatch={self.microbatch}"]
+        parts = [self.mesh_text, f"microbatch={self.microbatch}"]
         kinds = "/".join(self.stage_recompute) or self.recompute
         parts += [f"recompute={kinds}"] if kinds != "none" else []
         parts += ["reduce=each"] if self.reduce_each else []

@@ -10,10 +10,10 @@ import numpy as np
 
 from simdev.errors import InvalidInput
 from simdev.files import write_picture
-from simdev.problem.graph import PHASES, ComputationGraph
+from simdev.problem.graph import ComputationGraph
 from simdev.report.describe import plain
 from simdev.report.explain import REASONS, Explanation
-from simdev.sim.plot import PIXELS, SHADES, bars, device_rows, hue
+from simdev.sim.plot import PIXELS, bars, device_rows, hue, phase_handles
 
 GREYS = dict(zip(REASONS, ("#222222", "#666666", "#8c8c8c", "#b0b0b0", "#d0d0d0"), strict=True))
 SPENT = {
@@ -70,7 +70,9 @@ def draw_before(before: Explanation, after: Explanation, names: tuple[str, str],
     panels[0].set_xlabel("")
     panels[1].set_xlim(0, longest * 1.005)
     panels[1].set_xlabel("ms after the start of the step", fontsize=11)
-    figure.legend(handles=_phase_handles(after), loc="outside lower center", ncols=3, frameon=False, fontsize=11)
+    figure.legend(
+        handles=phase_handles(_computing(after)[0]), loc="outside lower center", ncols=3, frameon=False, fontsize=11
+    )
     _save(figure, path, sentence(before, after, names), dpi=100)
 
 
@@ -125,15 +127,6 @@ def _computing(explanation: Explanation) -> list[int]:
     return sorted(set(explanation.device.tolist()))
 
 
-def _phase_handles(explanation: Explanation) -> list:
-    """The shades of the phases, on the hue of the first device that computes."""
-    from matplotlib.patches import Patch
-
-    first = _computing(explanation)[0]
-    pairs = zip(PHASES, SHADES, strict=True)
-    return [Patch(color=hue(first, shade), label=phase) for phase, shade in pairs]
-
-
 def _draw_gantt(axes, explanation: Explanation, shown: list[int]) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -156,7 +149,7 @@ def _draw_gantt(axes, explanation: Explanation, shown: list[int]) -> None:
     axes.set_ylim(len(labels) - 0.4, -0.6)
     left_out = len(busiest) - MOST_CHANNELS
     axes.set_xlabel(f"ms (the {MOST_CHANNELS} busiest of {len(busiest)} links)" if left_out > 0 else "ms")
-    handles = _phase_handles(explanation)
+    handles = phase_handles(shown[0])
     handles += [Patch(color=LINK, label="transfers"), Line2D([], [], color="black", lw=1.2, label="critical chain")]
     axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=5, fontsize=9, frameon=False)
 

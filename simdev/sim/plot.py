@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from simdev.problem.graph import PHASES
+
 # A device has one hue in every panel, a phase one shade of it. The hues are those of Okabe and Ito (2008), which
 # colour-blind readers can tell apart.
 HUES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a7a00", "#666666")
@@ -33,11 +35,12 @@ def merged(begin: np.ndarray, end: np.ndarray, gap_ns: int) -> np.ndarray:
 
 
 def bars(axes: Any, row: float, begin: np.ndarray, end: np.ndarray, gap_ns: int, colour: Any, height: float = 0.72):
-    """Draw intervals (ns) as bars of one colour on a row of matplotlib axes, whose horizontal unit is a ms."""
+    """Draw intervals (ns) as bars of one colour on a row of matplotlib axes, whose horizontal unit is a ms. An
+    interval is ``gap_ns`` wide at least: it is seen."""
     if len(begin):
         spans = merged(begin, end, gap_ns) / 1e6
         axes.broken_barh(
-            np.stack([spans[:, 0], np.maximum(spans[:, 1] - spans[:, 0], 1e-9)], axis=1),
+            np.stack([spans[:, 0], np.maximum(spans[:, 1] - spans[:, 0], max(gap_ns / 1e6, 1e-9))], axis=1),
             (row - height / 2, height),
             facecolors=colour,
             linewidth=0,
@@ -60,3 +63,10 @@ def device_rows(axes: Any, schedule: Any, devices: np.ndarray, shown: Sequence[i
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(left=False)
+
+
+def phase_handles(device: int) -> list:
+    """What the shades of a legend mean, on the hue of a device."""
+    from matplotlib.patches import Patch
+
+    return [Patch(color=hue(device, shade), label=phase) for phase, shade in zip(PHASES, SHADES, strict=True)]

@@ -80,11 +80,15 @@ class Schedule:
         """
         from matplotlib import pyplot
 
-        from simdev.sim.plot import device_rows
+        from simdev.sim.plot import device_rows, phase_handles
 
         shown = sorted(set(placement.devices.tolist()))
         axes = pyplot.subplots(figsize=(10, 0.5 * len(shown) + 1), layout="constrained")[1] if axes is None else axes
         device_rows(axes, self, placement.devices, shown, problem.graph.op_phase)
+        axes.set_xlabel("ms after the start of the step")
+        if problem.graph.op_phase is not None:
+            handles = phase_handles(shown[0])
+            axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, frameon=False)
         axes.set_yticks(range(len(shown)), [problem.topology.devices[device].name for device in shown])
         axes.set_title(f"{problem.graph.name} on {problem.topology.name}: {self.step_ns / 1e6:,.1f} ms", loc="left")
         return axes

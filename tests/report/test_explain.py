@@ -189,6 +189,25 @@ def test_an_outcome_is_drawn_on_axes():
         Outcome(choice, None, 1, (2**30, 2**31)).plot()
 
 
+def test_step_times_are_drawn_by_mesh():
+    from simdev.parallel.mesh import Mesh
+    from simdev.planners import Choice, Outcome, plot_meshes
+
+    def outcome(pp, microbatch, seconds, overflow=0):
+        step_ns = None if seconds is None else int(seconds * 1e9)
+        return Outcome(Choice(Mesh({"pp": pp}), microbatch), step_ns, overflow, (2**30,))
+
+    found = [outcome(2, 1, 3.0), outcome(2, 2, 2.0), outcome(4, 1, 1.5), outcome(8, 1, 1.0, 5), outcome(16, 1, None)]
+    axes = plot_meshes(found, title="mine")
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["pp=4", "pp=2", "pp=8"]
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([1.5, 2.0, 1.0])
+    assert [list(line.get_xdata()) for line in axes.lines] == [[], [3.0], []]  # other plans of the mesh
+    assert "too much" in axes.texts[2].get_text() and "microbatch=2" in axes.texts[1].get_text()
+    assert axes.get_title(loc="left") == "mine: pp=4 is fastest, 1.5 s"
+    with pytest.raises(ValueError, match="no plan was simulated"):
+        plot_meshes(found[-1:])
+
+
 def run(capsys, monkeypatch, *arguments):
     monkeypatch.setattr("sys.argv", ["simdev", *map(str, arguments)])
     with pytest.raises(SystemExit) as stop:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from simdev.cli import completion
 from simdev.cli.app import command
 from simdev.cli.options import JsonOption
 from simdev.cli.tables import print_json
@@ -22,7 +21,7 @@ def list_(
         typer.Argument(
             help="workloads, topologies, placers, planners, models, or a file of your own, such as my_placers.py "
             "(default: every shelf).",
-            autocompletion=completion.shelves,
+            autocompletion=lambda incomplete: [shelf for shelf in _LISTS if shelf.startswith(incomplete)],
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -30,10 +29,10 @@ def list_(
     """List workloads, topologies, placers, planners and parallel models, or what a Python file registers."""
     if what and what.endswith(".py"):
         listing = _of_file(what)
-    elif what and what not in LISTS:
-        raise UnknownName("shelf", what, LISTS)
+    elif what and what not in _LISTS:
+        raise UnknownName("shelf", what, _LISTS)
     else:
-        listing = {shelf: LISTS[shelf]() for shelf in ([what] if what else LISTS)}
+        listing = {shelf: _LISTS[shelf]() for shelf in ([what] if what else _LISTS)}
     if as_json:
         print_json(listing)
         return
@@ -127,7 +126,7 @@ def _list_placers(entries: dict | None = None) -> list[dict]:
     ]
 
 
-LISTS = {
+_LISTS = {
     "workloads": _list_workloads,
     "topologies": _list_topologies,
     "placers": _list_placers,

@@ -80,7 +80,7 @@ def plan(
         Path | None, typer.Option(help="Draw the best pipeline (PNG, SVG or PDF).", callback=in_a_folder)
     ] = None,
     chart: Annotated[
-        Path | None, typer.Option(help="Draw the step time of each simulated plan.", callback=in_a_folder)
+        Path | None, typer.Option(help="Draw the step time of each mesh (PNG, SVG or PDF).", callback=in_a_folder)
     ] = None,
     write: Annotated[
         str | None,
@@ -177,10 +177,10 @@ def plan(
 
             draw_pipeline(evaluator.report(choice), picture)
         if chart is not None:
-            from simdev.parallel.picture import draw_plans
+            from simdev.files import write_picture
+            from simdev.planners import plot_meshes
 
-            simulated = [(str(o.choice), o.time_ns, max(o.peak_bytes)) for o in [best, *others]]
-            draw_plans(simulated, job.name, job.cluster.kind.memory_bytes, chart)
+            write_picture(plot_meshes([best, *others], title=job.name).figure, chart, dpi=110)
     rows = [
         {**figures(job, o, price), "why": why_slower(best, o) if o is not best else ""} for o in [best, *others][:top]
     ]

@@ -591,13 +591,19 @@ def inference(head: list[str], name: str, objective: str, which: str = "all") ->
     return found
 
 
-def _by_machine(name: str, placer: str, topologies: list[str]) -> list[str]:
+@functools.cache
+def _machine(name: str, topology: str) -> dict[str, dict[str, str]]:
+    """The lines of the ranking on one machine, by placer."""
     from simdev.bench import score
 
+    return {line["placer"]: line for line in score.ranking(row for row in board(name) if row.topology == topology)}
+
+
+def _by_machine(name: str, placer: str, topologies: list[str]) -> list[str]:
     cells = [ratio(name, placer)]
     for topology in topologies:
-        mine = score.ranking(row for row in board(name) if row.topology == topology)
-        cells += [f"{float(line['geomean_ratio_to_best']):.3f}" for line in mine if line["placer"] == placer]
+        if placer in (mine := _machine(name, topology)):
+            cells.append(f"{float(mine[placer]['geomean_ratio_to_best']):.3f}")
     return [*cells, fit(name, placer)]
 
 

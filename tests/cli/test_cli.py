@@ -147,11 +147,15 @@ def test_a_table_is_json_with_numbers(capsys):
         ("simdev list mod", "models"),
     ],
 )
-def test_the_shell_completes_names(typed, offered):
+def test_the_shell_completes_names(typed, offered, monkeypatch, capsys):
+    from simdev.cli.main import app
+
     words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_SIMDEV_COMPLETE": "complete_bash"}
-    command = [sys.executable, "-c", "from simdev.cli.main import app; app(prog_name='simdev')"]
-    done = subprocess.run(command, env={**os.environ, **words}, capture_output=True, text=True)
-    assert offered in done.stdout.split(), done.stderr
+    for name, value in words.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        app(prog_name="simdev")
+    assert offered in capsys.readouterr().out.split()
 
 
 def test_version(simdev):

@@ -219,7 +219,7 @@ SPECS = placers()
 # once; all are slow. Some placers take that long to compile for one.
 LONG_ON_ONE = {"colocrl", "doppler", "gdp", "hdp", "placeto", "placeto-joint"}
 LONG_ON_RANDOM = LONG_ON_ONE | {"cp-sat", "giph", "hsdag", "ip-throughput"}
-LONG_ON_INCEPTION = LONG_ON_ONE | {"cp-sat", "dp", "giph", "ip-throughput"}
+LONG_ON_INCEPTION = LONG_ON_ONE | {"cp-sat", "dp", "giph", "hsdag", "ip-throughput"}
 
 
 def marked(names, long):

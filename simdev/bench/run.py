@@ -78,6 +78,7 @@ def execute(run: Run, instance: Instance, problem: Problem | None = None) -> Run
 def _place(spec, params: dict, problem: Problem, run: Run, blank: Row) -> RunOutcome:
     given, objective = _identity(problem), parse_objective(run.objective)
     evaluations, most_seconds = parse_budget(run.budget)
+    watch = Stopwatch()  # before the clock of the budget, whose times are in the curve of the row
     budget = Budget(
         problem,
         evaluations=evaluations,
@@ -85,7 +86,6 @@ def _place(spec, params: dict, problem: Problem, run: Run, blank: Row) -> RunOut
         simulate=objective.simulate_many,
         microbatches=objective.microbatches,
     )
-    watch = Stopwatch()
     placement = spec.place(problem, rng=np.random.default_rng(run.entropy), budget=budget, **params)
     seconds, processor = watch.read()
     if _identity(problem) != given:

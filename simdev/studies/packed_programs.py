@@ -95,8 +95,10 @@ def pack(names: Sequence[str], tell: Callable[[int, int, str], None]) -> list[di
 
 def captures_of_job(name: str) -> tuple[list[str], bytes]:
     """The names of all captures for which ``simdev plan`` asks on a job, made now, and the member that holds them."""
+    command = [sys.executable, "-m", "simdev", "plan", *JOBS[name]]
     with kept.apart():
-        subprocess.run([sys.executable, "-m", "simdev", "plan", *JOBS[name]], check=True, stdout=subprocess.DEVNULL)
+        for _ in range(2):  # a search that finds captures runs in one process, and may look at others than several do
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         names = sorted(file.name.removesuffix(".json.gz") for file in kept.folder().iterdir())
         texts = {key: text for key in names if (text := kept.content(key)) is not None}
     return names, kept.packed_model(name, {}, texts)

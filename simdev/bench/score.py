@@ -2,14 +2,13 @@
 
 A run without a score (out of memory, skipped, failed) counts as :data:`CAP` times the best known step time, and so does
 every slower one: failing a run improves no mean. A run that was never made counts as nothing. Placers are ranked over
-the cases that most of them ran. Only placers that ran all of these have a place, so leaving a run out improves no
-place; the others are compared with the first one, pairwise, over the cases that both ran.
+cases in common. Only placers that ran all of these have a place, so leaving a run out improves no place; the others are
+compared with the first one, pairwise, over the cases that both ran.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -98,8 +97,8 @@ def leaderboard(rows: Iterable[Row]) -> list[dict[str, str]]:
 def ranking(rows: Iterable[Row]) -> list[dict[str, str]]:
     """The table of ``ranking.csv``: a line for each placer of a rule set, objective and budget.
 
-    The common cases are those that most placers ran (:func:`_places`). The figures of a placer that ran all of them
-    count these cases only, so that every placer with a ``place`` is judged by the same cases. Any other placer has an
+    The common cases are chosen by :func:`_places`. The figures of a placer that ran all of them count these cases only,
+    so that every placer with a ``place`` is judged by the same cases. Any other placer has an
     empty ``place``, and its figures count the cases that it ran. It stands below, by ``ratio_to_first``: the geometric
     mean of its step time over that of the placer in the first place, over the ``common_with_first`` cases that both
     ran.
@@ -146,12 +145,14 @@ def ranking(rows: Iterable[Row]) -> list[dict[str, str]]:
 def _places(logs: dict[tuple[str, str], pd.Series]) -> tuple[dict[tuple[str, str], int], list]:
     """The common cases, and the places of the placers that ran them all, in order.
 
-    The common cases are the set that most placers ran exactly; of several such sets, the largest. A placer that ran
-    more is judged by them, too. ``logs`` holds the logarithms of the ratios by case.
+    The common cases are those of the largest table without a blank: of the sets of cases that a placer ran, the one
+    with the most placers that ran it all, times cases. A table of one placer is taken only where no set has two.
+    ``logs`` holds the logarithms of the ratios by case.
     """
     sets = {key: frozenset(mine.index) for key, mine in logs.items()}
-    held = Counter(sets.values())
-    common = sorted(max(held, key=lambda mine: (held[mine], len(mine), sorted(mine))))
+    held = {mine: sum(mine <= other for other in sets.values()) for mine in set(sets.values())}
+    size = {mine: (held[mine] > 1, held[mine] * len(mine), len(mine)) for mine in held}
+    common = sorted(max(held, key=lambda mine: (size[mine], sorted(mine))))
     ranked = [key for key, mine in sets.items() if mine.issuperset(common)]
     ranked.sort(key=lambda key: (f"{np.exp(logs[key][common].mean()):.4f}", _entry(*key)))
     return {key: place for place, key in enumerate(ranked, 1)}, common

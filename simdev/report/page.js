@@ -198,14 +198,14 @@ const geomean = (logs) => logs.length ? Math.exp(logs.reduce((sum, log) => sum +
 // As the pages of the site round it: from the four digits of ranking.csv.
 const ratio = (line) => Number(line.mean.toFixed(4)).toFixed(3);
 
-// As simdev.bench.score.ranking, over the runs that are shown: placers that ran the cases that most placers ran are ranked
-// over these; the others are compared with the first one over the cases that both ran.
+// As simdev.bench.score.ranking, over the runs that are shown: placers that ran all common cases are ranked over these; the
+// others are compared with the first one over the cases that both ran.
 function ranking(found) {
   const groups = [...Map.groupBy(found, (row) => row.placer)].map(([placer, mine]) => [placer, new Map(mine.map((row) => [row.case, row]))]);
-  const sets = groups.map(([, mine]) => JSON.stringify([...mine.keys()].sort()));
-  const held = (set) => sets.filter((other) => other === set).length;
-  const common = JSON.parse(groups.map(([, mine], number) => [held(sets[number]), mine.size, sets[number]])
-    .sort((a, b) => b[0] - a[0] || b[1] - a[1] || (a[2] < b[2] ? 1 : -1))[0]?.[2] ?? "[]");
+  const sets = [...new Set(groups.map(([, mine]) => JSON.stringify([...mine.keys()].sort())))].map((text) => [text, JSON.parse(text)]);
+  const held = (names) => groups.filter(([, mine]) => names.every((name) => mine.has(name))).length;
+  const common = sets.map(([text, names]) => [Number(held(names) > 1), held(names) * names.length, names.length, text, names])
+    .sort((a, b) => b[0] - a[0] || b[1] - a[1] || b[2] - a[2] || (a[3] < b[3] ? 1 : -1))[0]?.[4] ?? [];
   const base = groups.find(([placer]) => placer === $("baseline").value)?.[1];
   const all = new Set(found.map((row) => row.case)).size;
   const lines = groups.map(([placer, mine]) => {
@@ -466,7 +466,7 @@ function draw() {
   const partial = places.filter((line) => !line.ranked).length;
   const note = partial ? ` ${partial} without a place did not run all of these, and "against the first" is over the cases that both ran.` : "";
   const all = places[0]?.all ?? 0, common = places[0]?.cases ?? 0;
-  const over = common < all ? `the ${common} cases that most ran, of ${all}` : `${all} cases`;
+  const over = common < all ? `${common} of ${all} cases` : `${all} cases`;
   $("note").textContent = `Ranked over ${over}.${note} The column "vs ${$("baseline").value}" says how many times as fast, over how many cases in which both fit.`;
   table("ranking", "Press a heading to sort.", [
     ["place", "place", "", (line) => String(line.place ?? "")],

@@ -112,6 +112,16 @@ def test_a_case_that_only_one_placer_ran_takes_no_place_from_the_others():
     assert [line["ratio_to_first"] for line in lines] == ["1.0000", "1.0000", f"{8**0.5:.4f}"]
 
 
+def test_the_common_cases_are_those_of_the_largest_table_without_a_blank():
+    """x and y run a to d, z one more; four others run a alone: three rows of four cases are more than seven of one."""
+    times = {"x": "abcd", "y": "abcd", "z": "abcde", **dict.fromkeys("stuv", "a")}
+    lines = score.ranking([row(w, p, 10) for p, names in times.items() for w in names])
+    assert [(line["placer"], line["place"], line["cases"]) for line in lines[:3]] == [
+        ("x", "1", "4"), ("y", "2", "4"), ("z", "3", "4"),
+    ]  # fmt: skip
+    assert {(line["place"], line["cases"]) for line in lines[3:]} == {("", "1")}
+
+
 def test_placers_that_share_no_case_are_not_compared():
     lines = score.ranking([row("a", "x", 10), row("b", "x", 10), row("c", "y", 10)])
     assert [(line["place"], line["common_with_first"], line["ratio_to_first"]) for line in lines] == [

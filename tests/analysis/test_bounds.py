@@ -176,7 +176,7 @@ def drawn_neck(rng):
     return Problem.build(b.build(), Topology("drawn", devices, links), rules=VARIANTS[int(rng.integers(9))])
 
 
-@pytest.mark.parametrize("count, most", [(60, 600), pytest.param(300, 8000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count, most", [(60, 600), pytest.param(300, 8000, marks=pytest.mark.long)])
 def test_no_placement_of_a_bottleneck_beats_its_bound(count, most):
     """Of 300 problems: without the room beside ``p``, or without the case of ``u`` elsewhere, some bounds are wrong."""
     rng, met, better = np.random.default_rng(0), 0, 0

@@ -455,7 +455,7 @@ def test_policy_of_another_placer_and_damaged_weights_are_refused(tmp_path):
         spec.place(problem, rng=np.random.default_rng(0), budget=Budget(problem), policy=str(tmp_path / "cut"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_gdp_places_fifty_thousand_ops_one_by_one():
     problem = Problem.build(load_workload("gnmt-8"), load_topology("p100x4"))
     spec, _ = find_placer("gdp")

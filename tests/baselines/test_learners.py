@@ -309,8 +309,13 @@ def test_a_policy_is_used_with_the_settings_of_its_training(tmp_path):
         spec.place(chains(), rng=np.random.default_rng(0), budget=Budget(chains()), policy=str(tmp_path))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["colocrl", "doppler", "giph", "hdp", "hsdag", "post"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("colocrl", "hsdag", "post")),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("doppler", "giph", "hdp")),
+    ],
+)
 def test_a_graph_of_50_000_ops_is_placed(name):
     if not graph_path("gnmt-8").is_file():
         pytest.skip("the graph of gnmt-8 is not shipped")

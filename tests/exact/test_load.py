@@ -259,7 +259,7 @@ def test_exchange_between_few_processors_improves_a_split():
     assert processor_loads(small, found).largest == enumerate_splits(small, False)
 
 
-@pytest.mark.parametrize("count", [6, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [6, pytest.param(20, marks=pytest.mark.long)])
 def test_what_no_split_can_pay_is_a_bound(count):
     rng, tight, better, solved = np.random.default_rng(8), 0, 0, 0
     while solved < count:

@@ -216,23 +216,23 @@ def test_searching_placers_end_with_their_seconds(name, clock):
 
 SPECS = placers()
 # Measured: all problems take over four seconds, mostly to compile for every size of a graph. One of them is tried at
-# once; all are slow. Some placers take that long to compile for one.
+# once, all at night. Some placers take that long to compile for one.
 LONG_ON_ONE = {"colocrl", "doppler", "gdp", "hdp", "placeto", "placeto-joint"}
 LONG_ON_RANDOM = LONG_ON_ONE | {"cp-sat", "giph", "hsdag", "ip-throughput"}
 LONG_ON_INCEPTION = LONG_ON_ONE | {"cp-sat", "dp", "giph", "hsdag", "ip-throughput"}
 
 
-def marked(names, long):
-    return [pytest.param(name, marks=pytest.mark.slow if name in long else ()) for name in names]
+def marked(names, some, mark=pytest.mark.slow):
+    return [pytest.param(name, marks=mark if name in some else ()) for name in names]
 
 
-@pytest.mark.parametrize("name", sorted(LONG_ON_RANDOM - LONG_ON_ONE))
+@pytest.mark.parametrize("name", marked(sorted(LONG_ON_RANDOM), LONG_ON_ONE))
 def test_conformance_on_a_random_problem(name):
     problem = random_problem(np.random.default_rng(4), rules=Rules())  # that of the searching placers below
     assert check_placer(SPECS[name], problem, evaluations=10) is not None
 
 
-@pytest.mark.parametrize("name", marked(SPECS, LONG_ON_RANDOM))
+@pytest.mark.parametrize("name", marked(SPECS, LONG_ON_RANDOM, pytest.mark.long))
 def test_conformance_on_random_problems(name):
     placed = 0
     few = SPECS[name].family == "learned" or name in LONG_ON_RANDOM  # learned placers compile for every size

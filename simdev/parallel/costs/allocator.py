@@ -20,11 +20,12 @@ SMALL_SEGMENT = 2 << 20
 MEDIUM = 10 << 20  # larger requests below this size take segments of LARGE_SEGMENT bytes
 LARGE_SEGMENT = 20 << 20
 ROUND = 2 << 20  # segments of even larger requests are a multiple
+ORDERS = 40  # bits for the number of a block
 
 Event = tuple[Hashable, int, int]  # (key, bytes, stream): an allocation, or with 0 bytes the release of a key
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Block:
     size: int
     stream: int
@@ -35,8 +36,9 @@ class _Block:
     free: bool = False
 
     @property
-    def rank(self) -> tuple[int, int]:
-        return self.size, self.order
+    def rank(self) -> int:
+        """By size, then by address: one number is compared more quickly than a pair."""
+        return self.size << ORDERS | self.order
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,8 @@ class CachingAllocator:
         self.limit = limit
         self.allocated_bytes = self.reserved_bytes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
-        self._free: dict[tuple[int, bool], list[tuple[int, int]]] = {}  # (stream, small) -> (size, order), sorted
-        self._by_order: dict[int, _Block] = {}
+        self._free: dict[tuple[int, bool], list[int]] = {}  # (stream, small) -> ranks of the free blocks, sorted
+        self._by_rank: dict[int, _Block] = {}
         self._next = 0
         self._held: dict[Hashable, _Block] = {}
 
@@ -95,8 +97,8 @@ class CachingAllocator:
     def _best(self, size: int, stream: int, small: bool) -> _Block | None:
         """The smallest free block of the stream that is large enough."""
         rows = self._free.get((stream, small), [])
-        place = bisect_left(rows, (size, -1))
-        return self._by_order.pop(rows.pop(place)[1]) if place < len(rows) else None
+        place = bisect_left(rows, size << ORDERS)
+        return self._by_rank.pop(rows.pop(place)) if place < len(rows) else None
 
     def _segment(self, size: int, stream: int, small: bool) -> _Block:
         if small:
@@ -111,10 +113,8 @@ class CachingAllocator:
 
     def _give_back(self) -> None:
         """Return to the driver each segment that is one free block."""
-        for block in [block for block in self._by_order.values() if block.before is None and block.after is None]:
-            rows = self._free[block.stream, block.small]
-            rows.pop(bisect_left(rows, block.rank))
-            del self._by_order[block.order]
+        for block in [block for block in self._by_rank.values() if block.before is None and block.after is None]:
+            self._take(block)
             self.reserved_bytes -= block.size
 
     def _release(self, block: _Block) -> None:
@@ -123,9 +123,7 @@ class CachingAllocator:
         for other in (block.before, block.after):
             if other is None or not other.free:
                 continue
-            rows = self._free[other.stream, other.small]
-            rows.pop(bisect_left(rows, other.rank))
-            del self._by_order[other.order]
+            self._take(other)
             block.size += other.size
             if other is block.before:
                 block.before = other.before
@@ -139,8 +137,16 @@ class CachingAllocator:
         self._keep(block)
 
     def _keep(self, block: _Block) -> None:
-        self._by_order[block.order] = block
-        insort(self._free.setdefault((block.stream, block.small), []), block.rank)
+        rank = block.rank
+        self._by_rank[rank] = block
+        insort(self._free.setdefault((block.stream, block.small), []), rank)
+
+    def _take(self, block: _Block) -> None:
+        """Remove a block from the free ones."""
+        rank = block.rank
+        rows = self._free[block.stream, block.small]
+        rows.pop(bisect_left(rows, rank))
+        del self._by_rank[rank]
 
     def _number(self) -> int:
         self._next += 1

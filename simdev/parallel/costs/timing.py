@@ -102,50 +102,48 @@ def make_template(
 ) -> Template:
     """Time ``segment`` as it runs on ``mesh``, whose first rank has the global number ``first``; ``merge=False`` keeps
     an item for each call."""
-    ns = prices.of(segment.calls, mesh, first)
-    waits, awaited = _resolve(segment.calls)
-    streams = [COMPUTE]
-    axes: list[tuple[str, ...]] = [()]
-    names = {name for call in segment.calls for name in (call.stream, *(stream for stream, _ in call.waits))}
-    communicators = {name: tuple(name.split("+")) for name in names if name.split("+")[0] in AXES}
-    items: list[list[int]] = []
-    for number, call in enumerate(segment.calls):
+    calls = segment.calls
+    ns = prices.of(calls, mesh, first)
+    waits, awaited = _resolve(calls)
+    streams = {COMPUTE: 0}
+    for call in calls:
         for name in (call.stream, *(stream for stream, _ in call.waits)):
-            if name not in streams:
-                streams.append(name)
-                axes.append(communicators.get(name, ()))
-        last = items[-1][-1] if items else None
+            streams.setdefault(name, len(streams))
+    names = [tuple(name.split("+")) for name in streams]
+    items: list[list[int]] = []
+    last = -1
+    for number, call in enumerate(calls):
         joins = (
             merge
-            and last is not None
-            and not call.is_collective
-            and segment.calls[last].stream == call.stream
-            and not segment.calls[last].is_collective
+            and last >= 0
             and not waits[number]
+            and calls[last].stream == call.stream
+            and not (call.axes or calls[last].axes)
             and last not in awaited
         )
         if joins:
             items[-1].append(number)
         else:
             items.append([number])
+        last = number
     item_of = {number: item for item, members in enumerate(items) for number in members}
+    issued = [0] * len(calls) if host.idle else [host.dispatch_ns(segment.name, call, mesh) for call in calls]
     durations, issue, rest, pairs = [], [], [], []
     for item, members in enumerate(items):
-        total, first, left = _run(
-            [ns[n] for n in members], [host.dispatch_ns(segment.name, segment.calls[n], mesh) for n in members]
-        )
+        span = slice(members[0], members[-1] + 1)  # neighbours alone join
+        total, before, left = _run(ns[span], issued[span])
         durations.append(total)
-        issue.append(first)
+        issue.append(before)
         rest.append(left)
         for stream, target in waits[members[0]]:
-            pairs.append((item, item_of[target] if target >= 0 else -1 - streams.index(stream)))
+            pairs.append((item, item_of[target] if target >= 0 else -1 - streams[stream]))
     kinds: dict[str, int] = {}
-    kind = [kinds.setdefault(_label([segment.calls[n] for n in members]), len(kinds)) for members in items]
+    kind = [kinds.setdefault(_label([calls[n] for n in members]), len(kinds)) for members in items]
     pair = np.array(pairs, np.int32).reshape(-1, 2)
     return Template(
         tuple(streams),
-        tuple(axes),
-        np.array([streams.index(segment.calls[m[0]].stream) for m in items], np.int32),
+        tuple(name if name[0] in AXES else () for name in names),
+        np.array([streams[calls[m[0]].stream] for m in items], np.int32),
         np.array(durations, np.int64),
         np.array(issue, np.int64),
         np.array(rest, np.int64),
@@ -156,7 +154,7 @@ def make_template(
         pair[:, 1],
         segment.live_bytes,
         segment.peak_bytes,
-        sum(call.flops for call in segment.calls),
+        sum(call.flops for call in calls),
     )
 
 
@@ -219,19 +217,17 @@ class Prices:
 
     def of(self, calls: tuple[Call, ...], mesh: Mesh, first: int) -> list[int]:
         """The duration of each call on ``mesh``, whose first rank has the global number ``first``."""
-        unknown = {}
-        for call in calls:
-            key = call.signature, call.flops, call.bytes_read, call.bytes_written
-            if not call.is_collective and key not in self._kernels and key not in unknown:
-                unknown[key] = call
+        keys = [(call.signature, call.flops, call.bytes_read, call.bytes_written) for call in calls]
+        unknown: dict[tuple, Call] = {}
+        for key, call in zip(keys, calls, strict=True):
+            if not call.axes and key not in self._kernels:
+                unknown.setdefault(key, call)
         if unknown:
             self._kernels.update(zip(unknown, self._cost(list(unknown.values())), strict=True))
         shares = remaining_shares(calls) if self.compiled else [1.0] * len(calls)
         return [
-            self._collective(call, mesh, first)
-            if call.is_collective
-            else max(1, round(share * self._kernels[call.signature, call.flops, call.bytes_read, call.bytes_written]))
-            for call, share in zip(calls, shares, strict=True)
+            self._collective(call, mesh, first) if call.axes else max(1, round(share * self._kernels[key]))
+            for call, key, share in zip(calls, keys, shares, strict=True)
         ]
 
     def _cost(self, calls: list[Call]) -> list[int]:

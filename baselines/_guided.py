@@ -23,7 +23,7 @@ from simdev.baselines._search import (
     weight_of_unit,
     with_spacious_hosts,
 )
-from simdev.baselines._units import capacities, choices, unit_adjacency, used_devices
+from simdev.baselines._units import capacities, choices, fitting_placements, unit_adjacency, used_devices
 from simdev.baselines._walk import Walk, cheap
 from simdev.placers.budget import Budget, Share
 from simdev.placers.score import Score
@@ -510,6 +510,9 @@ def search_from(
     the given placement does not fit, this is improved as well. If the search has a ``heat``, half of what the race
     leaves is annealing.
 
+    If a problem is so small that all its placements can be listed, the search may end before all of this, with the
+    shortest step (:func:`_least_bounds_first`).
+
     Without an evaluation, or without a given placement, the answer is a single device.
     """
     unit_first = np.unique(problem.graph.unit_of_op, return_index=True)[1]
@@ -524,6 +527,11 @@ def search_from(
     if not found:
         return Placement.of_units(problem, one)
     leaders = sorted(found.values(), key=lambda state: state.score)[:climbs]
+    if not (search.ordered or budget.microbatches):
+        leader, shortest = _least_bounds_first(search, leaders[0], budget)
+        if shortest:
+            return search.placement(leader)
+        leaders[0] = leader
     long = budget.left >= LONG
     if coarse is not None and long:
         rough = coarse(problem, search.allowed, budget, rng).improve(leaders[0], budget.share(2))
@@ -546,6 +554,33 @@ def search_from(
         best = first.improve(best, budget.share(2), search.heat)
     best = _alternate([first, *(one for one in (search, *others) if one is not first)], best, budget)
     return search.placement(best)
+
+
+def _least_bounds_first(search: Guided, best: SearchState, budget: Budget) -> tuple[SearchState, bool]:
+    """The best of ``best`` and of all placements of a small problem, and whether no other placement is shorter.
+
+    No step is shorter than its longest path or the work of a device. The placements are simulated in the order of this
+    bound, until the next one is as long as the best step, or an eighth of the budget is spent. Larger problems return
+    ``best`` at once. So do problems in which ``best`` does not fit, except those of packing: only there do persistent
+    bytes say what fits.
+    """
+    problem, bias = search.problem, np.zeros(search.graph.n_ops, np.int64)
+    every = fitting_placements(problem, search.allowed) if best.score.fits or search.tight else None
+    if every is None:
+        return best, False
+    share, used, elapsed = budget.share(8), budget.used, budget.elapsed
+    bound = np.array([path_keys(problem, units[search.unit_of_op]).max(initial=0) for units in every])
+    for device, (slots, unit_ns) in enumerate(zip(problem.topology.slots, problem.unit_op_ns, strict=True)):
+        bound = np.maximum(bound, np.where(every == device, unit_ns, 0).sum(axis=1) // slots)
+    for number in np.argsort(bound, kind="stable").tolist():
+        if best.score.fits and bound[number] >= best.score.step_ns:
+            return best, True
+        if search.visited.code(every[number], bias) in search.visited.known:
+            continue
+        if not budget.open or budget.used >= used + share.evaluations or budget.elapsed >= elapsed + share.seconds:
+            return best, False
+        best = min(best, search.state(every[number]), key=lambda state: state.score)
+    return best, best.score.fits
 
 
 def _race(arms: list[tuple[Guided, SearchState]], budget: Budget) -> tuple[Guided, SearchState]:

@@ -8,6 +8,9 @@ from simdev.errors import Unsupported
 from simdev.problem.problem import Problem
 
 HUGE = np.iinfo(np.int64).max // 4
+FEW_UNITS = 20  # of a problem whose placements can be listed,
+FEW = 1 << 14  # so many at most,
+FEW_BEGUN = 1 << 17  # and so many while some units have no device
 
 
 def choices(problem: Problem, *, hosts: bool = False) -> np.ndarray:
@@ -61,6 +64,25 @@ def fastest_ns(problem: Problem) -> np.ndarray:
 def capacities(problem: Problem) -> np.ndarray:
     """int64 ``(D,)``: memory of each device, bytes."""
     return np.array([device.kind.memory_bytes for device in problem.topology.devices], np.int64)
+
+
+def fitting_placements(problem: Problem, allowed: np.ndarray) -> np.ndarray | None:
+    """int32 ``(k, units)``: all unit devices within ``allowed`` whose persistent bytes fit in memory. None if the
+    problem has more than :data:`FEW_UNITS` units, or more such placements than :data:`FEW`."""
+    if problem.graph.n_units > FEW_UNITS:
+        return None
+    held = problem.unit_persistent_bytes
+    every, room = np.zeros((1, len(held)), np.int32), capacities(problem)[None]
+    for unit in np.argsort(-held, kind="stable").tolist():  # large ones first, because few placements of them fit
+        devices = np.flatnonzero(allowed[:, unit])
+        every, room = np.repeat(every, len(devices), axis=0), np.repeat(room, len(devices), axis=0)
+        every[:, unit] = np.tile(devices, len(every) // len(devices))
+        room[np.arange(len(room)), every[:, unit]] -= held[unit]
+        fits = (room >= 0).all(axis=1)
+        every, room = every[fits], room[fits]
+        if len(every) > FEW_BEGUN:
+            return None
+    return every if len(every) <= FEW else None
 
 
 def granularities(problem: Problem) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The how-to pages hold: their placer and machine run, and simdev takes every command line in them."""
+"""The how-to pages hold: their placer and machine run. simdev takes every command line in them and in the claims."""
 
 import itertools
 import math
@@ -15,8 +15,11 @@ from simdev.placers.budget import Budget
 from simdev.placers.testing import check_placer, random_problem
 from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import load_topology
+from simdev.studies.reproduce import EXPERIMENTS
 
-PAGES = Path(__file__).parents[1] / "docs" / "pages" / "howto"
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "docs" / "pages" / "howto"
+CLAIMS = PAGES.parent / "claims.md"
 
 
 def blocks(page):
@@ -33,6 +36,8 @@ def command_lines():
                 for line in text.replace("\\\n", " ").splitlines():
                     if line.startswith("simdev "):
                         yield path.name, line
+    for line in dict.fromkeys(re.findall(r"`(?:time )?(simdev [^`]+)`", CLAIMS.read_text(encoding="utf-8"))):
+        yield CLAIMS.name, line
 
 
 def write(page, folder):
@@ -115,3 +120,41 @@ def test_every_command_line_is_understood(page, line):
         command = command.commands[name]
     context = command.context_class(command, info_name=name)
     command.make_parser(context).parse_args([argument for argument in arguments if argument != ">"])
+
+
+VERDICTS = ("holds", "holds, but not by learning", "in part", "does not hold", "not testable", "not tested")
+
+
+def test_every_claim_of_a_paper_has_a_verdict_and_a_command():
+    text = CLAIMS.read_text(encoding="utf-8").partition("## Claims of the papers")[2]
+    rows = [re.split(r" \| ?", line.strip("| \n")) for line in text.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 30
+    for paper, claim, verdict, found, *command in rows:
+        assert verdict in VERDICTS and found, f"{paper}: {claim}"
+        assert command or verdict.startswith("not "), f"{paper}: {claim}"
+
+
+def test_what_the_commands_of_claims_name_exists():
+    """The words of commands that :func:`test_every_command_line_is_understood` does not look up."""
+    found = [shlex.split(line) for line in re.findall(r"`((?:simdev|pytest|python) [^`]+)`", CLAIMS.read_text("utf-8"))]
+    assert len(found) > 25
+    for _, *words in found:
+        for flag, value in itertools.pairwise(words):
+            if flag == "-p":
+                registry.find_placer(value)
+            elif flag == "-w":
+                assert value in registry.workloads(), value
+            elif flag == "-t":
+                load_topology(value)
+            elif flag == "-k":
+                files = (ROOT / words[0]).rglob("test_*.py") if (ROOT / words[0]).is_dir() else [ROOT / words[0]]
+                assert any(value in name for path in files for name in named_tests(path)), value
+        if words[:2] == ["study", "reproduce"]:
+            assert set(words[2:3]) <= set(EXPERIMENTS), words
+        for word in words:
+            if word.startswith(("tests/", "leaderboard/", "docs/")):
+                assert (ROOT / word).exists(), word
+
+
+def named_tests(path):
+    return re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)

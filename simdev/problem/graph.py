@@ -423,14 +423,11 @@ class GraphBuilder:
         return order
 
     def _cycle(self, stuck: set[int]) -> list[str]:
-        """Walk backwards inside the ops that never became ready until one repeats."""
-        op, seen = min(stuck), {}
-        path: list[int] = []
-        while op not in seen:
-            seen[op] = len(path)
-            path.append(op)
-            op = min(p for p in (self._tensors[t]["producer"] for t in self._ops[op]["inputs"]) if p in stuck)
-        loop = path[seen[op] :][::-1]
+        """The names along a cycle among the ops that never became ready: each of them reads another one."""
+        import networkx
+
+        makers = {op: sorted({self._tensors[t]["producer"] for t in self._ops[op]["inputs"]} & stuck) for op in stuck}
+        loop = [op for op, _ in networkx.find_cycle(networkx.DiGraph(makers), min(stuck))][::-1]
         names = [self._ops[v]["name"] for v in [*loop, loop[0]]]
         return names if len(names) <= 8 else [*names[:4], "...", *names[-3:]]
 

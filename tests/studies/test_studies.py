@@ -2,13 +2,15 @@
 
 import csv
 import json
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from simdev.bench.rows import Row, write_rows
+from simdev.bench.rows import Row, read_rows, write_rows
 from simdev.errors import InvalidInput
 from simdev.parallel.mesh import Mesh
 from simdev.placers import registry
@@ -245,6 +247,17 @@ def test_writes_three_files(tmp_path):
     physics_report.write([CASE], [], tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"README.md", "physics.csv", "times.csv"}
     assert len((tmp_path / "times.csv").read_text().splitlines()) == 6
+
+
+def test_the_stored_report_ranks_the_placements_of_the_board_of_today():
+    boards = Path(__file__).parents[2] / "leaderboard"
+    stored: dict[tuple[str, str], set[str]] = {}
+    for row in read_rows(boards / "standard" / "results.csv"):
+        if row.status == "ok" and row.feasible and row.rules == "fifo/fifo/dataflow":
+            stored.setdefault((row.workload, row.topology), set()).add(row.placement)
+    with (boards / "physics" / "times.csv").open(encoding="utf-8") as file:
+        ranked = Counter((line["workload"], line["topology"]) for line in csv.DictReader(file))
+    assert ranked == {case: len(found) for case, found in stored.items()}, "simdev study physics-report"
 
 
 def test_rows_of_earlier_code_stay_in_the_table_and_say_so(tmp_path, monkeypatch):

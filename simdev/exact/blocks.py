@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simdev.analysis.coarsen import coarse_problem
-from simdev.exact.contract import contract
+from simdev.exact.contract import contract, without_cycles
 from simdev.exact.merge import merge_cheapest, merge_dominated
 from simdev.exact.training import alike_accelerators, load_of
 from simdev.problem.problem import Problem
@@ -52,26 +52,15 @@ def blocks(problem: Problem, count: int) -> BlockProblem:
     """
     load = load_of(problem, alike_accelerators(problem))
     classes = merge_cheapest(merge_dominated(contract(load)), count)
-    label = classes.class_of.astype(np.int64) * 3 + problem.graph.op_phase
-    label = _without_cycles(problem, label)
+    parts = classes.class_of.astype(np.int64) * 3 + problem.graph.op_phase
+    label = np.unique(parts, return_inverse=True)[1]
+    label = without_cycles(label, label[problem.graph.edge_source], label[problem.graph.consumers])
     block = _tied(classes.class_of, label)
     coarse, numbers = coarse_problem(problem, label)
     tie = np.zeros(coarse.graph.n_units, np.int64)
     tie[coarse.graph.unit_of_op[numbers]] = block
     size = np.bincount(coarse.graph.unit_of_op[numbers], load.size, coarse.graph.n_units).astype(np.int64)
     return BlockProblem(block, coarse, tie, size)
-
-
-def _without_cycles(problem: Problem, label: np.ndarray) -> np.ndarray:
-    """Merge parts that lie on a common cycle into one part."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    label = np.unique(label, return_inverse=True)[1]
-    source, target = label[problem.graph.edge_source], label[problem.graph.consumers]
-    shape = (int(label.max()) + 1,) * 2
-    arcs = coo_array((np.ones(len(source)), (source, target)), shape)
-    return connected_components(arcs, connection="strong")[1][label]
 
 
 def _tied(class_of: np.ndarray, label: np.ndarray) -> np.ndarray:

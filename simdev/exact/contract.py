@@ -43,14 +43,12 @@ class Classes:
 
 def contract(problem: LoadProblem, *, merge_trivial: bool = True) -> Classes:
     """The classes of ``problem``. If ``merge_trivial`` is false, zero-time sources and sinks are not merged."""
-    class_of = _without_cycles(problem, problem.class_of)
+    # Merging may give an orphan class a forward node, which removes its mirrored edges. The paper merges once. The
+    # edges that remain are a subset, so the result has no cycle either.
+    class_of = without_cycles(problem.class_of, *_precedence(problem, problem.class_of))
     if merge_trivial:
         class_of = _without_trivial(problem, class_of)
-    before, after = _precedence(problem, class_of)
-    order = topological(int(class_of.max()) + 1, before, after)
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
-    return _classes(problem, rank[class_of], rank[before], rank[after])
+    return _classes(problem, *in_order(class_of, *_precedence(problem, class_of)))
 
 
 def _precedence(problem: LoadProblem, class_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -68,18 +66,23 @@ def _precedence(problem: LoadProblem, class_of: np.ndarray) -> tuple[np.ndarray,
     return before[apart], after[apart]
 
 
-def _without_cycles(problem: LoadProblem, class_of: np.ndarray) -> np.ndarray:
+def without_cycles(label: np.ndarray, before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """``label`` int ``(n,)`` with one number for all labels on a common cycle of the arcs from ``before`` to
+    ``after``."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    # Merging may give an orphan class a forward node, which removes its mirrored edges. The paper merges once. The
-    # edges that remain are a subset, so the result has no cycle either.
-    before, after = _precedence(problem, class_of)
-    count = int(class_of.max()) + 1
-    _, component = connected_components(
-        coo_array((np.ones(len(before)), (before, after)), (count, count)), connection="strong"
-    )
-    return np.unique(component[class_of], return_inverse=True)[1]
+    count = int(label.max()) + 1
+    arcs = coo_array((np.ones(len(before)), (before, after)), (count, count))
+    return np.unique(connected_components(arcs, connection="strong")[1][label], return_inverse=True)[1]
+
+
+def in_order(label: np.ndarray, before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The three with labels numbered in the :func:`topological` order of the arcs."""
+    order = topological(int(label.max()) + 1, before, after)
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    return rank[label], rank[before], rank[after]
 
 
 def _without_trivial(problem: LoadProblem, class_of: np.ndarray) -> np.ndarray:
@@ -115,15 +118,16 @@ def _without_trivial(problem: LoadProblem, class_of: np.ndarray) -> np.ndarray:
     return np.unique(np.array(into)[class_of], return_inverse=True)[1]
 
 
-def last_first(n: int, arcs: Iterable[tuple[int, int]]) -> list[int]:
+def last_first(n: int, arcs: Iterable[tuple[int, int]], *, lowest: bool = False) -> list[int]:
     """The topological order of the programs published with the papers: the node that became ready last is taken first;
-    ``arcs`` are followed in the given order, as often as they are given."""
+    ``arcs`` are followed in the given order, as often as they are given. It begins with the highest number that is
+    ready, or with the ``lowest``."""
     after: list[list[int]] = [[] for _ in range(n)]
     waiting = [0] * n
     for a, b in arcs:
         after[a].append(b)
         waiting[b] += 1
-    ready = [node for node in range(n) if not waiting[node]]
+    ready = [node for node in range(n) if not waiting[node]][:: -1 if lowest else 1]
     order = []
     while ready:
         order.append(ready.pop())
@@ -136,20 +140,7 @@ def last_first(n: int, arcs: Iterable[tuple[int, int]]) -> list[int]:
 
 def topological(count: int, before: np.ndarray, after: np.ndarray) -> list[int]:
     """Depth first: a class follows the one visited last if possible, so that prefixes cut few tensors."""
-    successors: list[list[int]] = [[] for _ in range(count)]
-    waiting = [0] * count
-    for a, b in sorted(set(zip(before.tolist(), after.tolist(), strict=True))):
-        successors[a].append(b)
-        waiting[b] += 1
-    ready = [c for c in range(count - 1, -1, -1) if waiting[c] == 0]
-    order = []
-    while ready:
-        c = ready.pop()
-        order.append(c)
-        for other in successors[c]:
-            waiting[other] -= 1
-            if waiting[other] == 0:
-                ready.append(other)
+    order = last_first(count, sorted(set(zip(before.tolist(), after.tolist(), strict=True))), lowest=True)
     assert len(order) == count, "the classes have a cycle"
     return order
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from simdev.errors import InvalidInput, Unsupported
-from simdev.exact.contract import Classes, contract, last_first, topological
+from simdev.exact.contract import Classes, contract, last_first, topological, without_cycles
 from simdev.exact.load import LoadProblem, processor_loads
 from simdev.exact.throughput import colour_classes
 
@@ -176,12 +176,7 @@ def greedy_split(problem: LoadProblem) -> np.ndarray:
     Classes on a common cycle are one block. A block that is too large for an accelerator goes to the CPU, and the next
     block opens another accelerator, as one that no longer fits does.
     """
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    arcs, count = problem.class_of[problem.given_edges], int(problem.class_of.max()) + 1
-    joined = coo_array((np.ones(len(arcs)), (arcs[:, 0], arcs[:, 1])), (count, count))
-    blocks = connected_components(joined, connection="strong")[1][problem.class_of]
+    blocks = without_cycles(problem.class_of, *problem.class_of[problem.given_edges].T)
     _, first, block = np.unique(blocks, return_index=True, return_inverse=True)
     block = np.argsort(np.argsort(first))[block]  # numbered by their first node
     apart = block[problem.given_edges]

@@ -6,7 +6,7 @@ import heapq
 
 import numpy as np
 
-from simdev.exact.contract import Classes, joined, topological
+from simdev.exact.contract import Classes, in_order, joined, without_cycles
 
 
 def merge_dominated(classes: Classes) -> Classes:
@@ -59,30 +59,16 @@ def merge_cheapest(classes: Classes, target: int) -> Classes:
 
 def regroup(classes: Classes, label: np.ndarray) -> Classes:
     """Merge the classes of equal ``label`` int ``(c,)``, and then the classes that lie on a common cycle."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
     label = np.unique(label, return_inverse=True)[1]
-    arcs = [(label[p], label[c]) for c, before in enumerate(classes.predecessors) for p in before]
-    before, after = np.array(arcs, np.int64).reshape(-1, 2).T
-    count = int(label.max()) + 1
-    _, component = connected_components(
-        coo_array((np.ones(len(before)), (before, after)), (count, count)), connection="strong"
-    )
-    label = np.unique(component[label], return_inverse=True)[1]
-    count = int(label.max()) + 1
-    before, after = component_arcs(classes, label)
-    order = topological(count, before, after)
-    rank = np.empty(count, np.int64)
-    rank[order] = np.arange(count)
-    label = rank[label]
+    label = without_cycles(label, *component_arcs(classes, label))
+    label, before, after = in_order(label, *component_arcs(classes, label))
     borders: dict[tuple[int, ...], float] = {}
     for b, cost in enumerate(classes.border_cost.tolist()):
         members = classes.members[classes.member_ptr[b] : classes.member_ptr[b + 1]]
         key = tuple(sorted(set(label[members].tolist())))
         if len(key) > 1:
             borders[key] = borders.get(key, 0.0) + cost
-    return joined(classes, label, (rank[before], rank[after]), borders, label[classes.class_of])
+    return joined(classes, label, (before, after), borders, label[classes.class_of])
 
 
 def component_arcs(classes: Classes, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -2,8 +2,12 @@
 its own data degree, tensor degree and recomputation, so that the slowest stage takes the least time per sample.
 
 A stage takes the passes of its layers, the transfers over its borders, and its share of the exchange of gradients
-(section 4, "time per sample"); its memory holds all microbatches in progress. The published program itself, with its
-tables, is :func:`simdev.exact.piper.piper`.
+(section 4, "time per sample"); its memory holds all microbatches in progress.
+
+In the paper each layer is recomputed or not. Here a stage recomputes all of its layers or none, because that is what a
+:class:`~simdev.planners.Choice` can say and what the captured models execute. Where a stage lacks a little memory, its
+passes are then up to a third longer than in the paper: one forward pass beside a forward and a backward one. The
+published program, which chooses for each layer, is :func:`simdev.exact.piper.piper`.
 """
 
 from simdev.baselines.planners._stages import bottleneck_plan, first_that_fits, in_progress, pipelines
@@ -18,7 +22,8 @@ from simdev.planners import planner
     departures=(
         "the state counts stages, not the sum of data degrees: replicas divide a microbatch, so a stage that is the "
         "last but s keeps s + 1 microbatches",
-        "a stage recomputes all of its layers or none; the paper chooses for each layer, by a knapsack",
+        "a stage recomputes all of its layers or none; the paper chooses for each layer, by a knapsack. Where a stage "
+        "lacks a little memory, its passes take up to a third longer here",
         "layers form a chain; the exchange of gradients and the update are those of the captured program",
         "the sequences of a microbatch are enumerated; stages fit a node or fill nodes",
     ),

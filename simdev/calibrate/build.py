@@ -217,26 +217,26 @@ def measured_table(samples: Iterable[Sample], sheet: Datasheet) -> dict[str, flo
 def _linear_as_bmm(bmm: ClassFit, grouped: dict, others: dict, seed: int) -> ClassFit:
     """The class ``linear`` of a device without a usable table: the fit of its batched products, with the efficiency
     times the median ratio of ``linear`` to ``bmm`` on other devices."""
-    ratios = []
-    for other, samples in others.items():
-        if "bmm" in grouped[other]:
-            mine, theirs = (fit_class(s, seed=seed, trees=False).efficiency for s in (samples, grouped[other]["bmm"]))
-            ratios.append(mine / theirs)
-    efficiency = bmm.efficiency * (float(np.median(ratios)) if ratios else 1.0)
+    efficiency = bmm.efficiency * _ratio("bmm", others, grouped, seed)
     return ClassFit(efficiency, bmm.trees, f"as bmm, times the ratio on {', '.join(sorted(others))}", trees_of="bmm")
 
 
 def _borrowed(name: str, beside: ClassFit, others: dict, grouped: dict, seed: int) -> ClassFit:
     """The fit of a class without rows: the trees of the other devices, and the efficiency of ``beside`` times the
     median ratio of the two classes on those devices."""
+    efficiency = beside.efficiency * _ratio(BESIDE[name], others, grouped, seed)
+    return taught_class(list(others.values()), efficiency, seed=seed, source=f"taught by {', '.join(sorted(others))}")
+
+
+def _ratio(beside: str, others: dict, grouped: dict, seed: int) -> float:
+    """The median over other devices of the efficiency of a class, whose samples are ``others``, over that of the class
+    ``beside``; 1 if no device has both."""
     ratios = []
     for other, samples in others.items():
-        near = grouped[other].get(BESIDE[name])
-        if near:
+        if near := grouped[other].get(beside):
             mine, theirs = (fit_class(s, seed=seed, trees=False).efficiency for s in (samples, near))
             ratios.append(mine / theirs)
-    efficiency = beside.efficiency * (float(np.median(ratios)) if ratios else 1.0)
-    return taught_class(list(others.values()), efficiency, seed=seed, source=f"taught by {', '.join(sorted(others))}")
+    return float(np.median(ratios)) if ratios else 1.0
 
 
 def _source(samples: list[Sample]) -> str:
@@ -244,7 +244,7 @@ def _source(samples: list[Sample]) -> str:
     return "; ".join(names)
 
 
-def save_calibration(calibration: Calibration, path: Path, comments: Iterable[str] = ()) -> None:
+def save_calibration(calibration: Calibration, path: Path) -> None:
     """Write the device file ``path`` (``.toml``) and its trees (``.npz``, in the same folder)."""
     arrays: dict[str, np.ndarray] = {}
     shared = load_calibration(calibration.like).classes if calibration.like else {}
@@ -253,4 +253,4 @@ def save_calibration(calibration: Calibration, path: Path, comments: Iterable[st
             arrays |= arrays_of(fit.trees, name)
     if arrays:
         write_npz(path.with_suffix(".npz"), arrays)
-    write_text(path, device_text(calibration, comments))
+    write_text(path, device_text(calibration))

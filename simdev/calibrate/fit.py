@@ -99,19 +99,11 @@ class Sample:
         return self.rows.seconds < 1.1 * self.timer.host_s
 
 
-def fit_class(
-    samples: list[Sample], *, seed: int, teachers: Sequence[list[Sample]] = (), trees: bool = True, source: str = ""
-) -> ClassFit:
-    """Fit one class to all ``samples``. The rows that :func:`split` holds out are used only for the errors.
-
-    ``teachers`` are the samples of other devices. The trees are fitted to them, too, each relative to the efficiency of
-    its own device.
-    """
+def fit_class(samples: list[Sample], *, seed: int, trees: bool = True, source: str = "") -> ClassFit:
+    """Fit one class to all ``samples``. The rows that :func:`split` holds out are used only for the errors."""
     fitted, judged = zip(*(_halves(sample) for sample in samples), strict=True)
     efficiency = _efficiency(fitted)
-    taught = [[_halves(sample)[0] for sample in device] for device in teachers]
-    groups = [(fitted, efficiency), *((device, _efficiency(device)) for device in taught)]
-    forest = _forest(groups, seed) if trees else None
+    forest = _forest([(fitted, efficiency)], seed) if trees else None
     fit = ClassFit(efficiency, forest, source, sum(len(sample.rows.seconds) for sample in fitted))
     errors = np.concatenate([np.abs(relative_error(fit, sample)) for sample in judged])
     if not len(errors):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.calibrate.replay import LAUNCH, MARK, RETURN, Line, host_costs, host_line
+from simdev.calibrate.trace_ops import open_operators
 from simdev.calibrate.traces import DEVICE_KINDS, STEP, Trace
 from simdev.errors import InvalidInput
 from simdev.graphs.importers import Imported
@@ -26,21 +27,8 @@ HOST_KIND = "host"  # the device kind under which the times of the host are stor
 def operators(trace: Trace) -> np.ndarray:
     """int64 ``(calls,)``: the row of the innermost operator around each call, or -1 if there is none."""
     found = np.full(len(trace.calls), -1)
-    for thread in np.unique(trace.calls.thread):
-        ops, calls = (np.flatnonzero(events.thread == thread) for events in (trace.ops, trace.calls))
-        open_ops: list[int] = []
-        queue = iter(ops.tolist())
-        following = next(queue, None)
-        for call in calls.tolist():
-            now = trace.calls.begin[call]
-            while following is not None and trace.ops.begin[following] <= now:
-                open_ops.append(following)
-                following = next(queue, None)
-            while open_ops and trace.ops.end[open_ops[-1]] < now:
-                open_ops.pop()
-            inside = [op for op in open_ops if trace.ops.end[op] >= now]
-            found[call] = inside[-1] if inside else -1
-            open_ops = inside
+    for call, inside in open_operators(trace):
+        found[call] = inside[-1] if inside else -1
     return found
 
 

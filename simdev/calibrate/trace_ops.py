@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -64,6 +65,22 @@ def kind_of(name: str) -> str:
     return "" if kind in COMPOSITE else SAME.get(kind, kind)
 
 
+def open_operators(trace: Trace) -> Iterator[tuple[int, list[int]]]:
+    """Each call of ``trace.calls``, thread by thread, with the operators around it: rows of ``trace.ops``, the
+    outermost first."""
+    for thread in np.unique(trace.calls.thread).tolist():
+        ops, calls = (np.flatnonzero(events.thread == thread).tolist() for events in (trace.ops, trace.calls))
+        waiting, inside = iter(ops), list[int]()
+        following = next(waiting, None)
+        for call in calls:
+            now = trace.calls.begin[call]
+            while following is not None and trace.ops.begin[following] <= now:
+                inside.append(following)
+                following = next(waiting, None)
+            inside = [op for op in inside if trace.ops.end[op] >= now]
+            yield call, inside
+
+
 def ops_of_calls(trace: Trace) -> list[tuple[TracedOp | None, str]]:
     """For each call of ``trace.calls``: its op (None outside of operators), and the optimizer whose update it is part
     of (``sgd``), or an empty string."""
@@ -72,24 +89,13 @@ def ops_of_calls(trace: Trace) -> list[tuple[TracedOp | None, str]]:
     steps = [bool(STEP.match(name)) for name in trace.names]
     answer: list[tuple[TracedOp | None, str]] = [(None, "")] * len(trace.calls)
     made: dict[int, TracedOp] = {}
-    for thread in np.unique(trace.calls.thread).tolist():
-        ops = np.flatnonzero(trace.ops.thread == thread).tolist()
-        waiting = iter(ops)
-        following = next(waiting, None)
-        chain: list[int] = []
-        for call in np.flatnonzero(trace.calls.thread == thread).tolist():
-            now = trace.calls.begin[call]
-            while following is not None and trace.ops.begin[following] <= now:
-                chain = [op for op in chain if trace.ops.end[op] >= trace.ops.begin[following]]
-                chain.append(following)
-                following = next(waiting, None)
-            chain = [op for op in chain if trace.ops.end[op] >= now]
-            names = [int(trace.ops.name[op]) for op in chain]
-            update = next((updates[name] for name in names if updates[name]), "")
-            row = next((op for op, name in zip(chain, names, strict=True) if kinds[name] and not steps[name]), -1)
-            if row >= 0 and row not in made:
-                made[row] = _traced(trace, row, kinds[trace.ops.name[row]])
-            answer[call] = made.get(row), update
+    for call, chain in open_operators(trace):
+        names = [int(trace.ops.name[op]) for op in chain]
+        update = next((updates[name] for name in names if updates[name]), "")
+        row = next((op for op, name in zip(chain, names, strict=True) if kinds[name] and not steps[name]), -1)
+        if row >= 0 and row not in made:
+            made[row] = _traced(trace, row, kinds[trace.ops.name[row]])
+        answer[call] = made.get(row), update
     return answer
 
 

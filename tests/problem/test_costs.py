@@ -204,7 +204,7 @@ def test_tables_come_first_then_fits_and_dtypes_stay_apart():
 
 def test_device_files_are_read_as_they_were_written(tmp_path):
     path = tmp_path / "toy.toml"
-    path.write_text(device_text(toy(), ["made by hand"]))
+    path.write_text(device_text(toy()))
     again = read_calibration(path)
     assert (again.sheet, again.launch_ns, again.table) == (SHEET, 2000, toy().table)
     assert again.classes["gemm"].efficiency == 0.5 and again.classes["gemm"].source == "hand"

@@ -34,7 +34,7 @@ A device file is a TOML document; the trees that correct the physics lie in an `
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -284,11 +284,10 @@ def _number(row: Mapping, name: str, path: Path, where: str = "", least: float =
     return float(value)
 
 
-def device_text(calibration: Calibration, comments: Iterable[str] = ()) -> str:
+def device_text(calibration: Calibration) -> str:
     """The TOML of a device file (without its trees)."""
-    lines = [f"# {line}" for line in comments]
     sheet = calibration.sheet
-    lines += [f"format = {FORMAT}", f'name = "{calibration.name}"', f"launch_us = {calibration.launch_ns / 1e3:.10g}"]
+    lines = [f"format = {FORMAT}", f'name = "{calibration.name}"', f"launch_us = {calibration.launch_ns / 1e3:.10g}"]
     lines += [f"{key} = {getattr(calibration, key):g}" for key in ("watts", "capability") if getattr(calibration, key)]
     lines += [f"vendor = {_quoted(calibration.vendor)}"] if calibration.vendor != "nvidia" else []
     lines += [f"like = {_quoted(calibration.like)}"] if calibration.like else []

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
-from simdev.bench import rows
-from simdev.placers import registry
-from simdev.studies.reproduce.lab import Lab, LabCase, interval, interval_text, sizes
+from simdev.studies.reproduce.lab import (
+    Lab,
+    LabCase,
+    RunResult,
+    chosen,
+    interval,
+    interval_text,
+    of_entry,
+    sizes,
+    steps_ms,
+)
 
 TITLE = "Ablations of the learned placers"
 CLIMB = "group-climb[by=coarse]"
@@ -67,19 +74,15 @@ def run(lab: Lab) -> Iterator[list[str]]:
     ]
     for name in size.papers:
         paper, what, entries = PAPERS[name]
-        steps: dict[tuple[str, str], list[float]] = {}
-        for found in lab.runs(cases, entries, size.evaluations, size.seeds):
-            entry = rows.entry_id(found.row.placer, json.loads(found.row.params))
-            steps.setdefault((entry, f"{found.row.workload} on {found.row.topology}"), []).append(found.step_ms)
-        lines = []
+        found, lines = lab.runs(cases, entries, size.evaluations, size.seeds), []
         for entry in entries:
-            spec, params = registry.find_placer(entry)
-            cells = {case.label: _cell(steps[rows.entry_id(spec.name, params), case.label]) for case in cases}
-            lines.append({"placer": f"`{entry}`", **cells})
+            runs = of_entry(found, entry)
+            here = {case.label: chosen(runs, workload=case.workload, topology=case.topology) for case in cases}
+            lines.append({"placer": f"`{entry}`", **{label: _cell(runs) for label, runs in here.items()}})
         yield [f"## `{name}` ({paper})\n", f"{what}\n", lab.table(name, lines)]
 
 
-def _cell(steps: list[float]) -> str:
+def _cell(runs: list[RunResult]) -> str:
     """The mean and its interval; if a run has no placement that fits, how many of them have one."""
-    fits = [step for step in steps if step == step]
-    return interval_text(interval(fits)) if len(fits) == len(steps) else f"fits in {len(fits)} of {len(steps)}"
+    fits = steps_ms(runs)
+    return interval_text(interval(fits)) if len(fits) == len(runs) else f"fits in {len(fits)} of {len(runs)}"

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from simdev.bench import rows
-from simdev.graphs.random_graphs import family_split
-from simdev.placers import registry
-from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, Size, geometric, interval, interval_text, sizes
-from simdev.studies.reproduce.placeto import FAMILIES, TRAINED_BY, ratios_to_best
+from simdev.studies.reproduce.lab import Lab, LabCase, cell, geometric, interval_text, of_entry, sizes, steps_ms
+from simdev.studies.reproduce.placeto import FAMILIES, TRAINED_BY, family_cases, ratios_to_best
 
 TITLE = "Placeto: grouping learned with placement, one policy for several families"
 CLIMB = "group-climb[by=coarse]"
@@ -66,16 +62,8 @@ def _joint(lab: Lab) -> list[str]:
     size, lines = lab.size, []
     for workload in size.joint:
         found = lab.runs([LabCase(workload, size.topology)], JOINTLY.values(), size.joint_evaluations, size.seeds)
-        steps: dict[str, list[float]] = {}
-        for run in found:
-            steps.setdefault(rows.entry_id(run.row.placer, json.loads(run.row.params)), []).append(run.step_ms)
-        line = {"case": workload}
-        for name, entry in JOINTLY.items():
-            spec, params = registry.find_placer(entry)
-            values = [value for value in steps[rows.entry_id(spec.name, params)] if value == value]
-            many = interval_text(interval(values)) if len(values) > 1 else ""
-            line[name] = many or (f"{values[0]:,.1f}" if values else "OOM")
-        lines.append(line)
+        line = {name: cell(steps_ms(of_entry(found, entry))) for name, entry in JOINTLY.items()}
+        lines.append({"case": workload} | line)
     return [
         "## Grouping and placement learned together\n",
         "Placeto takes groups that a heuristic has made. `placeto-joint` learns to join up to 128 nodes into groups "
@@ -90,11 +78,13 @@ def _joint(lab: Lab) -> list[str]:
 
 def _mixed(lab: Lab) -> list[str]:
     size, lines = lab.size, []
-    splits = {family: _split(size, family) for family in size.families}
+    splits = {family: family_cases(size, family) for family in size.families}
     every = [case for seen, _ in splits.values() for case in seen]
     for family, (seen, unseen) in splits.items():
-        own = _trained(lab, family, seen, unseen, size.training_evaluations)
-        mixed = _trained(lab, "mixed", every, unseen, size.training_evaluations * len(splits))
+        how = {"seeds": size.seeds, "tuning": size.tuning_evaluations}
+        own = lab.trained(TRAINED_BY, family, seen, unseen, evaluations=size.training_evaluations, **how)
+        evaluations = size.training_evaluations * len(splits)
+        mixed = lab.trained(TRAINED_BY, "mixed", every, unseen, evaluations=evaluations, **how)
         ratios = ratios_to_best(
             {
                 "one GPU": lab.runs(unseen, ["single-gpu"], 1, 1),
@@ -122,25 +112,3 @@ def _mixed(lab: Lab) -> list[str]:
         "that does not fit counts as 10.\n",
         lab.table("mixed", lines),
     ]
-
-
-def _split(size: Size, family: str) -> tuple[list[LabCase], list[LabCase]]:
-    """The graphs of ``family`` to train on, and those to test."""
-    seen, unseen = (
-        [LabCase(f"{family}-family[seed={seed}]", size.topology) for seed in seeds]
-        for seeds in family_split(family, size.graphs_of_a_family)
-    )
-    return seen, unseen
-
-
-def _trained(
-    lab: Lab, name: str, seen: Sequence[LabCase], unseen: Sequence[LabCase], evaluations: int
-) -> tuple[list[RunResult], list[RunResult]]:
-    """Runs on ``unseen`` of one policy for each seed, trained on ``seen``: zero-shot, and after further training."""
-    shot, tuned = [], []
-    for seed in range(lab.size.seeds):
-        policy = lab.policy(f"placeto-{name}-{seed}", TRAINED_BY, seen, seed=seed, evaluations=evaluations)
-        entry = f"placeto[policy={policy}]"
-        shot += lab.runs(unseen, [entry], 1, 1)
-        tuned += lab.runs(unseen, [entry], lab.size.tuning_evaluations, 1)
-    return shot, tuned

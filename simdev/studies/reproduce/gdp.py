@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from simdev.placers import registry
 from simdev.studies.reproduce.lab import (
@@ -11,11 +11,14 @@ from simdev.studies.reproduce.lab import (
     LabCase,
     RunResult,
     Size,
+    cell,
     chosen,
     geometric,
     interval,
     interval_text,
+    of_entry,
     sizes,
+    steps_ms,
 )
 from simdev.studies.reproduce.picture import learning_curves
 
@@ -76,17 +79,6 @@ def run(lab: Lab) -> Iterator[list[str]]:
     yield _one(lab, alone)
 
 
-def _of(found: Sequence[RunResult], entry: str) -> list[RunResult]:
-    """The runs of ``entry``, a placer with parameters."""
-    spec, params = registry.find_placer(entry)
-    return chosen(found, placer=spec.name, params=json.dumps(params, sort_keys=True))
-
-
-def _steps(found: Sequence[RunResult]) -> list[float]:
-    """Step times in ms of the runs that fit."""
-    return [run.step_ms for run in found if run.points]
-
-
 def _one(lab: Lab, alone: dict[LabCase, list[RunResult]]) -> list[str]:
     """The section on ``gdp`` trained from scratch on each workload."""
     lines = [_compared(case, found) for case, found in alone.items()]
@@ -117,28 +109,30 @@ def _one(lab: Lab, alone: dict[LabCase, list[RunResult]]) -> list[str]:
 
 def _gains(found: Sequence[RunResult], other: str) -> list[float]:
     """For each run of ``gdp`` that fits: 1 minus its step time over the mean step time of entry ``other``."""
-    values = _steps(_of(found, other))
+    values = steps_ms(of_entry(found, other))
     if not values:
         return []
     reference = sum(values) / len(values)
-    return [1 - step / reference for step in _steps(_of(found, "gdp"))]
+    return [1 - step / reference for step in steps_ms(of_entry(found, "gdp"))]
 
 
 def _compared(case: LabCase, found: list[RunResult]) -> dict:
     entries = {name: name for name in ("expert", "single-gpu", "scotch", "hdp")}
     entries |= {"climb": CLIMB, "untrained": UNTRAINED, "gdp": "gdp"}
-    return {"workload": case.workload} | {name: _cell(_steps(_of(found, entry))) for name, entry in entries.items()}
+    return {"workload": case.workload} | {
+        name: cell(steps_ms(of_entry(found, entry))) for name, entry in entries.items()
+    }
 
 
 def _ablation(lab: Lab, cases: list[LabCase]) -> list[str]:
     """The section on which part of the search matters."""
     size, lines = lab.size, []
     found = {name: lab.runs(cases, [entry], size.evaluations, size.seeds) for name, entry in ABLATION.items()}
-    base = {case: interval(_steps(chosen(found["gdp"], workload=case.workload)))[0] for case in cases}
+    base = {case: interval(steps_ms(chosen(found["gdp"], workload=case.workload)))[0] for case in cases}
     for name, runs in found.items():
-        ratios = [step / base[case] for case in cases for step in _steps(chosen(runs, workload=case.workload))]
+        ratios = [step / base[case] for case in cases for step in steps_ms(chosen(runs, workload=case.workload))]
         line = {"search": name}
-        line |= {case.workload: _cell(_steps(chosen(runs, workload=case.workload))) for case in cases}
+        line |= {case.workload: cell(steps_ms(chosen(runs, workload=case.workload))) for case in cases}
         lines.append(line | {"over gdp": interval_text(geometric(ratios), 3)})
     return [
         "## What matters in the search\n",
@@ -159,28 +153,26 @@ def _hold_one_out(lab: Lab, alone: dict[LabCase, list[RunResult]]) -> list[str]:
             if other is not case
             for machine in size.training_topologies
         ]
-        shot, tuned = [], []
-        for seed in range(size.training_seeds):
-            policy = lab.policy(
-                f"gdp-without-{case.workload}-{seed}",
-                _training(size, len(others)),
-                others,
-                seed=seed,
-                evaluations=size.training_evaluations,
-            )
-            shot += lab.runs([case], [f"gdp[policy={policy}]"], 1, 1)
-            tuned += lab.runs([case], [f"gdp[policy={policy}]"], tuning, 1)
+        shot, tuned = lab.trained(
+            _training(size, len(others)),
+            f"without-{case.workload}",
+            others,
+            [case],
+            seeds=size.training_seeds,
+            evaluations=size.training_evaluations,
+            tuning=tuning,
+        )
         untrained = lab.runs([case], ["gdp[starts=false]"], 1, size.training_seeds)
         cells = {
-            "expert": _of(found, "expert"),
-            "single-gpu": _of(found, "single-gpu"),
+            "expert": of_entry(found, "expert"),
+            "single-gpu": of_entry(found, "single-gpu"),
             "zero-shot": shot,
             "untrained, zero-shot": untrained,
             f"under {UPDATES} updates": tuned,
-            "from scratch, as many": _cut(_of(found, "gdp"), tuning),
-            "climb, as many": _cut(_of(found, CLIMB), tuning),
+            "from scratch, as many": _cut(of_entry(found, "gdp"), tuning),
+            "climb, as many": _cut(of_entry(found, CLIMB), tuning),
         }
-        lines.append({"held out": case.workload} | {name: _cell(_steps(group)) for name, group in cells.items()})
+        lines.append({"held out": case.workload} | {name: cell(steps_ms(group)) for name, group in cells.items()})
     return [
         "## A family and a machine held out\n",
         "The paper claims that a policy which was trained on other workloads places a new one well at once, and better "
@@ -199,11 +191,6 @@ def _training(size: Size, cases: int) -> str:
     return f"gdp[entropy=0.7,entropy_end=0.1,entropy_updates={updates}]"
 
 
-def _cell(values: Sequence[float]) -> str:
-    """A cell of a table: one value, or the mean of several with its interval, or OOM if no run fits."""
-    return interval_text(interval(values)) if len(values) > 1 else f"{values[0]:,.1f}" if values else "OOM"
-
-
 def _samples() -> int:
     return int(registry.find_placer("gdp")[0].defaults["samples"])
 
@@ -218,14 +205,9 @@ def _cut(found: Sequence[RunResult], evaluations: int) -> list[RunResult]:
     cut = []
     for run in found:
         points = tuple(point for point in run.points if point[0] <= evaluations)
-        cut.append(RunResult(_at(run, points), points))
+        row = replace(run.row, step_ns=min((point[2] for point in points), default=None))
+        cut.append(RunResult(row, points))
     return cut
-
-
-def _at(run: RunResult, points):
-    from dataclasses import replace
-
-    return replace(run.row, step_ns=min((point[2] for point in points), default=None))
 
 
 def _large(lab: Lab) -> list[str]:
@@ -234,20 +216,20 @@ def _large(lab: Lab) -> list[str]:
     case = LabCase(size.large, size.large_topology)
     entries = ("gdp", CLIMB, UNTRAINED, *REFERENCES)
     found = lab.runs([case], entries, size.large_evaluations, size.large_seeds)
-    rows = {name: _of(found, name) for name in (*REFERENCES, CLIMB, UNTRAINED, "gdp")}
-    expert = min(_steps(rows["expert"]), default=float("nan"))
+    rows = {name: of_entry(found, name) for name in (*REFERENCES, CLIMB, UNTRAINED, "gdp")}
+    expert = min(steps_ms(rows["expert"]), default=float("nan"))
     lines = []
     for name, group in rows.items():
-        values = _steps(group)
+        values = steps_ms(group)
         seconds = [run.row.place_seconds or 0.0 for run in group]
         lines.append(
             {
                 "placer": name,
                 "runs": len(group),
-                "step time, ms": _cell(values),
+                "step time, ms": cell(values),
                 "faster than the expert": f"{sum(value < expert for value in values)}/{len(group)}",
                 "evaluations": max(run.row.evaluations or 0 for run in group),
-                "seconds": _cell(seconds),
+                "seconds": cell(seconds),
             }
         )
     return [

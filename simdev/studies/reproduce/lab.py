@@ -190,6 +190,19 @@ class Lab:
             raise InvalidInput("the policy was trained on other graphs; use another --out", source=self.folder / folder)
         return str(folder)
 
+    def trained(
+        self, placer: str, name: str, seen: Sequence[LabCase], unseen: Sequence[LabCase], *,
+        seeds: int, evaluations: int, zero_shot: int = 1, tuning: int,
+    ) -> tuple[list[RunResult], list[RunResult]]:  # fmt: skip
+        """Runs on ``unseen`` of one policy for each seed, trained on ``seen`` by ``placer`` with ``evaluations``: with
+        ``zero_shot`` evaluations, and after further training with ``tuning``."""
+        shot, tuned, base = [], [], placer.partition("[")[0]
+        for seed in range(seeds):
+            policy = self.policy(f"{base}-{name}-{seed}", placer, seen, seed=seed, evaluations=evaluations)
+            shot += self.runs(unseen, [f"{base}[policy={policy}]"], zero_shot, 1)
+            tuned += self.runs(unseen, [f"{base}[policy={policy}]"], tuning, 1)
+        return shot, tuned
+
     def used(self, entry: str) -> PlacerSpec:
         """The placer of an entry, whose version the report then states."""
         spec, _ = registry.find_placer(entry)
@@ -241,6 +254,17 @@ def chosen(found: Iterable[RunResult], **columns: str) -> list[RunResult]:
     return [run for run in found if all(getattr(run.row, name) == value for name, value in columns.items())]
 
 
+def of_entry(found: Iterable[RunResult], entry: str) -> list[RunResult]:
+    """The runs of a placer with parameters: ``of_entry(results, "gdp[rate=0]")``."""
+    spec, params = registry.find_placer(entry)
+    return chosen(found, placer=spec.name, params=json.dumps(params, sort_keys=True))
+
+
+def steps_ms(found: Iterable[RunResult]) -> list[float]:
+    """Step times of the runs that fit."""
+    return [run.step_ms for run in found if run.row.step_ns is not None]
+
+
 RESAMPLES = 10_000
 
 
@@ -281,3 +305,8 @@ def interval_text(mean_low_high: tuple[float, float, float], digits: int = 1) ->
     """A mean with its interval as text: ``12.3 [11.9, 12.8]``, or ``-`` without a mean."""
     mean, low, high = (f"{value:,.{digits}f}" for value in mean_low_high)
     return "-" if mean == "nan" else f"{mean} [{low}, {high}]"
+
+
+def cell(values: Sequence[float]) -> str:
+    """A cell of a table: one value, or the mean of several with its interval, or OOM if there is none."""
+    return interval_text(interval(values)) if len(values) > 1 else f"{values[0]:,.1f}" if values else "OOM"

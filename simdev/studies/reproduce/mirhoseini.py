@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from simdev.problem.placement_file import stored_placement
 from simdev.problem.problem import Problem
 from simdev.sim import simulate
-from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, Size, interval, interval_text
+from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, interval, interval_text, of_entry, sizes, steps_ms
 from simdev.studies.reproduce.picture import learning_curves
 
 TITLE = "Device Placement Optimization with Reinforcement Learning (Mirhoseini et al. 2017), table 1"
@@ -60,16 +60,11 @@ Found = dict[tuple[str, int], list[RunResult]]
 Numbers = dict[tuple[str, int], tuple[float | None, ...]]
 
 
-SIZES = {
-    "tiny": Size(evaluations=30, seeds=2, workloads=("rnnlm",), learned=("dataflow", "eager")),
-    "small": Size(evaluations=500, seeds=5, workloads=("rnnlm", "nmt", "inception-v3"), learned=("dataflow",)),
-    "full": Size(
-        evaluations=20_000,
-        seeds=10,
-        workloads=("rnnlm", "nmt", "inception-v3"),
-        learned=("dataflow", "eager", "tensorflow"),
-    ),
-}
+SIZES = sizes(
+    small=dict(evaluations=500, seeds=5, workloads=("rnnlm", "nmt", "inception-v3"), learned=("dataflow",)),
+    tiny=dict(evaluations=30, seeds=2, workloads=("rnnlm",), learned=("dataflow", "eager")),
+    full=dict(evaluations=20_000, seeds=10, learned=("dataflow", "eager", "tensorflow")),
+)
 
 
 def run(lab: Lab) -> Iterator[list[str]]:
@@ -106,10 +101,6 @@ def _runs(lab: Lab, setting: Setting, workload: str, gpus: int) -> list[RunResul
     return lab.runs([_case(setting, workload, gpus)], entries, lab.size.evaluations, lab.size.seeds)
 
 
-def _steps(runs: list[RunResult], entry: str) -> list[float]:
-    return [run.step_ms for run in runs if run.row.entry == entry and run.row.step_ns is not None]
-
-
 def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
@@ -119,10 +110,10 @@ def _times(found: Found) -> list[dict]:
     for (workload, gpus), runs in found.items():
         line = {"workload": workload, "GPUs": gpus}
         for name in BASELINES:
-            mean = _mean(_steps(runs, name))
+            mean = _mean(steps_ms(of_entry(runs, name)))
             line[name] = "OOM" if mean is None else f"{mean:,.0f}"
         if any(run.row.entry == POLICY for run in runs):
-            learned = _steps(runs, POLICY)
+            learned = steps_ms(of_entry(runs, POLICY))
             line[POLICY] = interval_text(interval(learned), 0) if learned else "OOM"
         paper = PAPER[workload, gpus]
         line["paper, s"] = " / ".join("OOM" if value is None else f"{value:.2f}" for value in paper)
@@ -132,7 +123,10 @@ def _times(found: Found) -> list[dict]:
 
 def _numbers(found: Found) -> Numbers:
     """Step times in the order of :data:`PAPER`, means over the seeds; the last one is that of the policy."""
-    return {case: tuple(_mean(_steps(runs, name)) for name in (*BASELINES, POLICY)) for case, runs in found.items()}
+    return {
+        case: tuple(_mean(steps_ms(of_entry(runs, name))) for name in (*BASELINES, POLICY))
+        for case, runs in found.items()
+    }
 
 
 def _findings(lab: Lab, found: dict[Setting, list[dict]]) -> list[str]:
@@ -200,7 +194,7 @@ def _with_dear_crossings(
 ) -> tuple[float | None, int]:
     """Mean step time in ms if each transfer takes ``extra_ns`` more, and the crossings of the first seed."""
     dear = replace(problem, costs=replace(problem.costs, transfer_ns=problem.costs.transfer_ns + extra_ns))
-    rows = [run.row for run in runs if run.row.entry == entry and run.row.placement]
+    rows = [run.row for run in of_entry(runs, entry) if run.row.placement]
     found = [simulate(dear, stored_placement(lab.folder, row.placement)) for row in rows]
     steps = [schedule.step_ns / 1e6 for schedule in found if schedule.feasible]
     return _mean(steps), len(found[0].transfer_tensor) if found else 0

@@ -10,6 +10,7 @@ from simdev.studies.reproduce.lab import (
     Lab,
     LabCase,
     RunResult,
+    Size,
     chosen,
     evaluations_to,
     geometric,
@@ -135,27 +136,35 @@ def _generalisation(lab: Lab) -> Iterator[list[str]]:
 def _family(lab: Lab, family: str) -> dict[str, list[float]]:
     """For each way of placing, a mean ratio to the best known step time for each seed."""
     size = lab.size
-    training, test = family_split(family, size.graphs_of_a_family)
-    seen = [_case(family, seed, size.topology) for seed in training]
-    unseen = [_case(family, seed, size.topology) for seed in test]
-    runs = {
-        "per graph": lab.runs(unseen, ["placeto"], size.per_graph_evaluations, size.seeds),
-        "random": lab.runs(unseen, ["random"], size.zero_shot_evaluations, size.seeds),
-        **{name: lab.runs(unseen, [name], size.zero_shot_evaluations, 1) for name in ("single-gpu", "scotch")},
-    }
-    shot, tuned = [], []
-    for seed in range(size.seeds):
-        policy = lab.policy(
-            f"placeto-{family}-{seed}", TRAINED_BY, seen, seed=seed, evaluations=size.training_evaluations
-        )
-        entry = f"placeto[policy={policy}]"
-        shot += lab.runs(unseen, [entry], size.zero_shot_evaluations, 1)
-        tuned += lab.runs(unseen, [entry], size.per_graph_evaluations, 1)
-    return ratios_to_best({"zero-shot": shot, "fine-tuned": tuned, **runs})
+    seen, unseen = family_cases(size, family)
+    shot, tuned = lab.trained(
+        TRAINED_BY,
+        family,
+        seen,
+        unseen,
+        seeds=size.seeds,
+        evaluations=size.training_evaluations,
+        zero_shot=size.zero_shot_evaluations,
+        tuning=size.per_graph_evaluations,
+    )
+    return ratios_to_best(
+        {
+            "zero-shot": shot,
+            "fine-tuned": tuned,
+            "per graph": lab.runs(unseen, ["placeto"], size.per_graph_evaluations, size.seeds),
+            "random": lab.runs(unseen, ["random"], size.zero_shot_evaluations, size.seeds),
+            **{name: lab.runs(unseen, [name], size.zero_shot_evaluations, 1) for name in ("single-gpu", "scotch")},
+        }
+    )
 
 
-def _case(family: str, seed: int, topology: str) -> LabCase:
-    return LabCase(f"{family}-family[seed={seed}]", topology)
+def family_cases(size: Size, family: str) -> tuple[list[LabCase], list[LabCase]]:
+    """The graphs of ``family`` to train on, and those to test."""
+    seen, unseen = (
+        [LabCase(f"{family}-family[seed={seed}]", size.topology) for seed in seeds]
+        for seeds in family_split(family, size.graphs_of_a_family)
+    )
+    return seen, unseen
 
 
 def ratios_to_best(runs: dict[str, list[RunResult]], cap: float = 10.0) -> dict[str, list[float]]:

@@ -167,3 +167,30 @@ def clock(monkeypatch):
     """Budgets of placers see a millisecond pass between two looks at the clock, whatever else the computer does."""
     looks = itertools.count()
     monkeypatch.setattr("simdev.placers.budget.time", SimpleNamespace(monotonic=lambda: next(looks) / 1000))
+
+
+@pytest.fixture(scope="module")
+def own_captures(tmp_path_factory):
+    """Captures are kept for the tests of one file alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def simdev(monkeypatch, capsys):
+    """Call the command in this process: ``(exit code, stdout, stderr)``."""
+
+    from simdev.cli import main as cli
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["simdev", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as leave:
+            code = leave.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call

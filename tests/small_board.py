@@ -10,6 +10,7 @@ from simdev.bench import stored
 from simdev.bench.journal import Results
 from simdev.bench.matrix import DEFAULT_RULES, Run
 from simdev.bench.provenance import circumstances
+from simdev.bench.rows import Row
 from simdev.bench.run import Instance, blank_row, score
 from simdev.placers import registry
 from simdev.problem.graph_file import save_graph
@@ -32,6 +33,15 @@ ends = ["a", "b"]
 gb_per_s = 10
 latency_us = 1
 """
+
+
+def row(placer, step_ns=None, **changed):
+    """A row that no run has made, without a score if ``step_ns`` is None."""
+    fields = dict(
+        workload="w", topology="t", rules="fifo/fifo/dataflow", version=1, params="{}", budget="evaluations=1", seed=0,
+        fingerprint="f", cost_hash="c", status="ok", feasible=step_ns is not None,
+    )  # fmt: skip
+    return Row(placer=placer, step_ns=step_ns, **{**fields, **changed})
 
 
 def small_board(folder, *, workload="mine.npz", topology="mine.toml", placers=("single-gpu", "single-cpu"), **changed):

@@ -2,31 +2,17 @@ import math
 from dataclasses import replace
 
 import pytest
+import small_board
 
 from simdev.bench import rows, score
-from simdev.bench.rows import Row
 from simdev.errors import InvalidInput
 from simdev.report import summary as board
 
 
-def row(workload, placer, step_ns=None, *, seed=0, status="ok", budget="evaluations=1", bound=50, **more):
-    return Row(
-        workload=workload,
-        topology="t",
-        rules="fifo/fifo/dataflow",
-        placer=placer,
-        version=1,
-        params="{}",
-        budget=budget,
-        seed=seed,
-        fingerprint="f",
-        cost_hash="c",
-        status=status,
-        feasible=None if status != "ok" else step_ns is not None,
-        step_ns=step_ns,
-        lower_bound_ns=bound,
-        **more,
-    )
+def row(workload, placer, step_ns=None, *, status="ok", bound=50, **more):
+    feasible = None if status != "ok" else step_ns is not None
+    fields = {"workload": workload, "status": status, "feasible": feasible, "lower_bound_ns": bound}
+    return small_board.row(placer, step_ns, **fields, **more)
 
 
 TWO = [

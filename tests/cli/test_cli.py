@@ -33,23 +33,6 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def simdev(monkeypatch, capsys):
-    """Call the command in this process: ``(exit code, stdout, stderr)``."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["simdev", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as leave:
-            code = leave.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
-
-
-@pytest.fixture
 def graph(tmp_path):
     builder = GraphBuilder("pair")
     x = builder.op("x", "mm", flops=10**9, outputs=[1 << 20], persistent_bytes=1 << 20)

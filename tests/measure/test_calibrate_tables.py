@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,6 @@ from simdev.calibrate.deepbench import read_workbook, sheet_rows
 from simdev.calibrate.fit import SIZES, Timer, event_seconds, fit_class, relative_error, split
 from simdev.calibrate.neusight import is_op_table, read_op_table
 from simdev.calibrate.observations import Found
-from simdev.cli import main as cli
 from simdev.errors import InvalidInput
 from simdev.problem.costs import SOURCES, CostModel
 from simdev.problem.graph import GraphBuilder
@@ -328,23 +326,6 @@ def test_whole_models_on_known_devices_are_within_the_goal(data_dir):
             if case["group"].startswith("F3"):
                 errors.setdefault(device, []).append(abs(case["predicted_s"] / case["measured_s"] - 1))
     assert len(errors) == 2 and all(np.mean(values) <= 0.05 for values in errors.values())
-
-
-@pytest.fixture
-def simdev(monkeypatch, capsys):
-    """Call the command in this process: ``(exit code, stdout, stderr)``."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["simdev", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as leave:
-            code = leave.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 def test_readings_without_a_timer_make_a_table(tmp_path):

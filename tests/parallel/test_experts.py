@@ -16,14 +16,7 @@ COMMON = "width=64,heads=4,hidden=32,experts=8,active=2,vocabulary=256,length=64
 MIXTRAL = f"mixtral-8x7b[{COMMON},layers=2,kv_heads=2]"
 QWEN = f"qwen3-moe-30b-a3b[{COMMON},layers=2,kv_heads=2,head=32]"
 DEEPSEEK = f"deepseek-v3[{COMMON},layers=2,dense=1,query_rank=16,dense_hidden=128,rank=16,head=16,rotated=8,shared=1]"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def captures(tmp_path_factory):
-    """Captures are kept for this file alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("own_captures")
 
 
 def forward_of(entry, mesh):

@@ -16,14 +16,7 @@ from simdev.sim import validate
 pytest.importorskip("torch")
 TINY = "llama3-8b[width=64,layers=5,heads=4,kv_heads=2,hidden=128,vocabulary=256,length=32]"
 EAGER = Host(3000, 2000, 1000, 9000, 4000)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def captures(tmp_path_factory):
-    """Captures are kept for this file alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("own_captures")
 
 
 def plan_of(mesh, microbatches=4, model=TINY, host=EAGER, **more):

@@ -13,14 +13,7 @@ from simdev.planners import Choice, Evaluator, Job
 
 pytest.importorskip("torch")
 TINY = "llama3-8b[width=64,layers=2,heads=4,kv_heads=2,hidden=128,vocabulary=256,length=32,recompute=full]"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def captures(tmp_path_factory):
-    """Captures are kept for this file alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("own_captures")
 
 
 def all_of(program):

@@ -12,14 +12,7 @@ from simdev.sim import validate
 
 TINY = "gpt-3.6b[width=128,layers=4,heads=4,length=64,vocabulary=256,microbatch=4]"
 EAGER = Host(3000, 2000, 1000, 9000, 4000)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def captures(tmp_path_factory):
-    """Captures are kept for this file alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("own_captures")
 
 
 def plan_of(*meshes, model=TINY, cluster="dgx-a100", microbatches=4, **more):

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import small_board
 from PIL import Image
 
 from simdev import sim
 from simdev.bench import rows, score
 from simdev.bench.journal import CURVES
-from simdev.bench.rows import Row
 from simdev.cli import main as cli
 from simdev.errors import InvalidInput, UnknownName
 from simdev.placers.testing import random_placement, random_problem
@@ -368,24 +368,9 @@ def test_any_topology_can_be_drawn(tmp_path):
         draw_topology(alone, tmp_path / "t.xyz")
 
 
-def row(placer, step_ns, *, seed=0, evaluations=10, seconds=2.0, topology="t", budget="evaluations=10"):
-    return Row(
-        workload="w",
-        topology=topology,
-        rules="fifo/fifo/dataflow",
-        placer=placer,
-        version=1,
-        params="{}",
-        budget=budget,
-        seed=seed,
-        fingerprint="f",
-        cost_hash="c",
-        status="ok",
-        feasible=step_ns is not None,
-        step_ns=step_ns,
-        evaluations=evaluations,
-        place_seconds=seconds,
-    )
+def row(placer, step_ns, *, evaluations=10, seconds=2.0, **more):
+    fields = {"budget": "evaluations=10", "evaluations": evaluations, "place_seconds": seconds}
+    return small_board.row(placer, step_ns, **{**fields, **more})
 
 
 def folder(tmp_path, found, curves):

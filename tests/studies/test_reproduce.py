@@ -8,9 +8,9 @@ from pathlib import Path
 import drawn
 import numpy as np
 import pytest
+import small_board
 
 from simdev.bench.bench import Observer
-from simdev.bench.rows import Row
 from simdev.errors import InvalidInput, UnknownName
 from simdev.placers.registry import find_placer
 from simdev.problem.placement import Placement
@@ -21,22 +21,9 @@ from simdev.studies.reproduce.speed import TimedBudget
 
 
 def found(placer, points, *, seed=0, workload="w", params="{}"):
-    row = Row(
-        workload=workload,
-        topology="t",
-        rules="r",
-        placer=placer,
-        version=1,
-        params=params,
-        budget="evaluations=9",
-        seed=seed,
-        fingerprint="f",
-        cost_hash="c",
-        status="ok",
-        feasible=bool(points),
-        step_ns=points[-1][2] if points else None,
-        evaluations=9,
-    )
+    step_ns = points[-1][2] if points else None
+    fields = {"workload": workload, "params": params, "budget": "evaluations=9", "evaluations": 9}
+    row = small_board.row(placer, step_ns, seed=seed, **fields)
     return RunResult(row, tuple(points))
 
 

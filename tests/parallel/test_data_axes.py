@@ -13,14 +13,7 @@ from simdev.parallel.passes import STEP
 pytest.importorskip("torch")
 LLAMA = "llama3-8b[width=64,layers=2,heads=8,kv_heads=2,hidden=128,vocabulary=256,length=64]"
 MPT = "mpt-125m[width=64,layers=2,heads=4,vocabulary=256,length=64]"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def captures(tmp_path_factory):
-    """Captures are kept for this file alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("own_captures")
 
 
 def capture(entry, mesh, order="FB"):
@@ -49,6 +42,14 @@ def test_kernels_wait_for_the_collective_that_makes_their_input(mesh):
     waits = [n for n, c in enumerate(calls) if c.stream == "compute" and "tp" in dict(c.waits)]
     assert len(reduced) == len(waits) > 5
     assert all(issue < wait for issue, wait in zip(reduced, waits, strict=True))
+
+
+def test_replicas_reduce_what_tensor_parallel_ranks_have():
+    """Parameters that ``tp`` divides, which are DTensors, and whole ones, which are not, go through one all-reduce."""
+    finish = capture("small[width=64,layers=2,vocabulary=128,length=16]", "dp_replicate=2,tp=2").finish
+    (call,) = (call for call in finish.calls if call.is_collective)
+    layer, ends = 12 * 64 * 64 // 2 + 2 * 2 * 64, 2 * 64 + 2 * 128 * 64
+    assert (call.kind, call.stream, call.payload_bytes) == ("all_reduce", "dp_replicate", 4 * (2 * layer + ends))
 
 
 def test_a_sequence_split_between_ranks():

@@ -97,9 +97,10 @@ def small(mesh, part: Part, *, width, layers, heads, vocabulary, length, microba
             module.set_requires_gradient_sync(last)
 
     def finish(module):
-        gradients = [p.grad for p in module.parameters()]
         if data is None or "dp_shard" in mesh.mesh_dim_names:
             return
+        # What this rank has of each gradient: layers that "tp" divides have DTensors, and the others do not.
+        gradients = [p.grad.to_local() if tp and hasattr(p.grad, "to_local") else p.grad for p in module.parameters()]
         flat = torch.cat([g.reshape(-1) for g in gradients])
         dist.all_reduce(flat, group=data)
         pieces = flat.split([g.numel() for g in gradients])

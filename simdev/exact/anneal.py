@@ -31,13 +31,11 @@ def anneal(
     home[classes.class_of] = processor
     if processor_loads(problem, home[classes.class_of]).overfull:
         return processor
-    touching = np.argsort(classes.members, kind="stable")
     arguments = (
         classes.accelerator_time,
         classes.cpu_time,
         classes.size,
-        np.searchsorted(classes.members[touching], np.arange(classes.n_classes + 1)),
-        np.repeat(np.arange(len(classes.border_cost)), np.diff(classes.member_ptr))[touching],
+        *classes.borders(),
         classes.member_ptr,
         classes.members,
         classes.border_cost,

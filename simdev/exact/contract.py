@@ -40,6 +40,12 @@ class Classes:
     def n_classes(self) -> int:
         return len(self.size)
 
+    def borders(self) -> tuple[np.ndarray, np.ndarray]:
+        """``(ptr, border)``: class ``c`` touches the borders ``border[ptr[c]:ptr[c + 1]]``."""
+        order = np.argsort(self.members, kind="stable")
+        border = np.repeat(np.arange(len(self.border_cost)), np.diff(self.member_ptr))[order]
+        return np.searchsorted(self.members[order], np.arange(self.n_classes + 1)), border
+
 
 def contract(problem: LoadProblem, *, merge_trivial: bool = True) -> Classes:
     """The classes of ``problem``. If ``merge_trivial`` is false, zero-time sources and sinks are not merged."""
@@ -48,7 +54,7 @@ def contract(problem: LoadProblem, *, merge_trivial: bool = True) -> Classes:
     class_of = without_cycles(problem.class_of, *_precedence(problem, problem.class_of))
     if merge_trivial:
         class_of = _without_trivial(problem, class_of)
-    return _classes(problem, *in_order(class_of, *_precedence(problem, class_of)))
+    return classes_of(problem, *in_order(class_of, *_precedence(problem, class_of)))
 
 
 def _precedence(problem: LoadProblem, class_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -171,7 +177,8 @@ def joined(
     )
 
 
-def _classes(problem: LoadProblem, class_of: np.ndarray, before: np.ndarray, after: np.ndarray) -> Classes:
+def classes_of(problem: LoadProblem, class_of: np.ndarray, before: np.ndarray, after: np.ndarray) -> Classes:
+    """The classes ``class_of`` int ``(n,)`` of nodes, with the arcs between them."""
     _, target, _ = problem.edges
     touched: dict[tuple[int, ...], float] = {}
     reader = class_of[target]

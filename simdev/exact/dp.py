@@ -113,7 +113,6 @@ def _solve(classes: Classes, ideals: Ideals, problem: LoadProblem, bound: float,
 
     k, cores = problem.accelerators, problem.cpus
     states = (cores + 1) * (k + 1)
-    touching = np.argsort(classes.members, kind="stable")
     arguments = (
         ideals.ptr,
         ideals.removed,
@@ -121,8 +120,7 @@ def _solve(classes: Classes, ideals: Ideals, problem: LoadProblem, bound: float,
         classes.accelerator_time,
         classes.cpu_time,
         classes.size,
-        np.searchsorted(classes.members[touching], np.arange(classes.n_classes + 1)),
-        np.repeat(np.arange(len(classes.border_cost)), np.diff(classes.member_ptr))[touching],
+        *classes.borders(),
         np.diff(classes.member_ptr),
         classes.border_cost,
         float(problem.memory),

@@ -10,7 +10,7 @@ import numpy as np
 
 from simdev.errors import Unsupported
 from simdev.exact.anneal import anneal
-from simdev.exact.contract import Classes, contract
+from simdev.exact.contract import Classes, classes_of, contract
 from simdev.exact.cover import cover_bound
 from simdev.exact.dp import best_linear, why_infeasible
 from simdev.exact.load import LoadProblem, processor_loads
@@ -173,25 +173,8 @@ def _solve(problem, classes, contiguous, seconds, gap, solver, start, seed) -> P
 
 def colour_classes(problem: LoadProblem) -> Classes:
     """One class per colour, without precedence: the classes of a free split."""
-    count = int(problem.class_of.max()) + 1
-    borders: dict[tuple[int, ...], float] = {}
-    for t in range(len(problem.tensor_cost)):
-        readers = problem.consumers[problem.consumer_ptr[t] : problem.consumer_ptr[t + 1]]
-        members = {int(problem.class_of[problem.tensor_producer[t]]), *problem.class_of[readers].tolist()}
-        if len(members) > 1 and problem.tensor_cost[t] > 0:
-            key = tuple(sorted(members))
-            borders[key] = borders.get(key, 0.0) + float(problem.tensor_cost[t])
-    plain = Classes(
-        accelerator_time=np.bincount(problem.class_of, problem.accelerator_time, count),
-        cpu_time=np.bincount(problem.class_of, problem.cpu_time, count),
-        size=np.bincount(problem.class_of, problem.size, count),
-        predecessors=(frozenset(),) * count,
-        border_cost=np.array(list(borders.values()), float),
-        member_ptr=np.cumsum([0, *(len(key) for key in borders)]).astype(np.int64),
-        members=np.array([c for key in borders for c in key], np.int64),
-        class_of=problem.class_of,
-    )
-    return regroup(plain, np.arange(count))
+    nothing = np.zeros(0, np.int64)
+    return regroup(classes_of(problem, problem.class_of, nothing, nothing), np.arange(int(problem.class_of.max()) + 1))
 
 
 def _model(problem: LoadProblem, classes: Classes, contiguous: bool, start: np.ndarray | None):

@@ -8,7 +8,6 @@ from types import MappingProxyType
 
 import numpy as np
 
-from simdev.errors import InvalidInput
 from simdev.parallel.cluster import Cluster
 from simdev.parallel.costs.collectives import send_ns
 from simdev.parallel.costs.overlap import beside_collectives, simulate_unrolled
@@ -16,9 +15,9 @@ from simdev.parallel.costs.timing import Host, Prices, Template, make_template
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import Action
 from simdev.parallel.plan import PlanReport, most_bytes, stream_times
-from simdev.parallel.rank_program import Piece, RankProgram
+from simdev.parallel.rank_program import RankProgram
 from simdev.parallel.stragglers import Slow, make_unroller
-from simdev.parallel.unroll import name_of
+from simdev.parallel.unroll import in_turns
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +91,8 @@ def simulate_rank_program(
     receiver = {need: action for action, need in needs.items() if need and (need[1] != action[1])}
     arrived: dict[Action, np.ndarray] = {}
     timed: dict[tuple[int, int], Template] = {}
-    for rank, piece in _execution_order(program.pieces, needs):
+    needed = {action: [need] if need else [] for action, need in needs.items()}
+    for rank, piece in in_turns(program.pieces, lambda piece: needed[piece.action], lambda piece: piece.action):
         action = piece.action
         key = piece.segment, rank * width % plan.cluster.gpus
         if key not in timed:
@@ -136,36 +136,6 @@ def _needs(action: Action, known: Mapping[Action, int]) -> Action | None:
     if what in "SU" or (what == "W" and halved):
         return None
     return next((a for a in (("B", stage + 1, number), ("I", stage + 1, number)) if a in known), None)
-
-
-def _execution_order(pieces: tuple[tuple[Piece, ...], ...], needs: Mapping) -> list[tuple[int, Piece]]:
-    """``(rank, piece)`` of all ranks in an order in which each finds its inputs."""
-    done: set[Action] = set()
-    place, result = [0] * len(pieces), []
-    moved = True
-    while moved:
-        moved = False
-        for rank, mine in enumerate(pieces):
-            while place[rank] < len(mine) and _ready(needs[mine[place[rank]].action], done):
-                piece = mine[place[rank]]
-                done.add(piece.action)
-                result.append((rank, piece))
-                place[rank], moved = place[rank] + 1, True
-    stuck = [rank for rank, mine in enumerate(pieces) if place[rank] < len(mine)]
-    if stuck:
-        actions = [(rank, pieces[rank][place[rank]].action) for rank in stuck[:4]]
-        known = {piece.action for mine in pieces for piece in mine}
-        waits = [
-            f"rank {rank} at {name_of(action)} waits for {name_of(needs[action])}"
-            + ("" if needs[action] in known else ", which no rank executes")
-            for rank, action in actions
-        ]
-        raise InvalidInput(f"the pipeline ranks wait for each other: {'; '.join(waits)}", source="schedule")
-    return result
-
-
-def _ready(need: Action | None, done: set[Action]) -> bool:
-    return need is None or need in done
 
 
 def _memory(program: RankProgram, rank: int) -> tuple[tuple[Action, int, int], ...]:

@@ -9,8 +9,9 @@ groups. Unfolded, all ranks are there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import Device, DeviceKind, Topology
 
 HOP_NS = 1  # the least time of a message between two devices (R4)
+Item = TypeVar("Item")
 STREAM = DeviceKind("stream", 1 << 50, {"f32": 1e12}, 1e12)
 
 
@@ -57,33 +59,39 @@ class UnrolledJob:
 
 
 def execution_order(orders: tuple[tuple[Action, ...], ...], stages: int) -> list[tuple[int, Action]]:
-    """``(rank, action)`` of all ranks in an order in which each finds its inputs.
+    """``(rank, action)`` of all ranks in an order in which each finds its inputs. Raises like :func:`in_turns`."""
+    gradient = gradient_actions(orders)
+    return in_turns(orders, lambda action: _inputs(action, stages, gradient), lambda action: action)
+
+
+def in_turns(
+    queues: Sequence[Sequence[Item]], needs: Callable[[Item], Sequence[Action]], action_of: Callable[[Item], Action]
+) -> list[tuple[int, Item]]:
+    """``(rank, item)`` of the queues of all ranks in an order in which the actions that each item ``needs`` are done.
 
     Raises :class:`InvalidInput` naming ranks and actions where ranks wait for each other for ever, and where an action
     waits for one that no rank has.
     """
-    gradient = gradient_actions(orders)
     done: set[Action] = set()
-    place, result = [0] * len(orders), []
+    place, result = [0] * len(queues), []
     moved = True
     while moved:
         moved = False
-        for rank, actions in enumerate(orders):
-            while place[rank] < len(actions) and all(
-                need in done for need in _inputs(actions[place[rank]], stages, gradient)
-            ):
-                done.add(actions[place[rank]])
-                result.append((rank, actions[place[rank]]))
+        for rank, items in enumerate(queues):
+            while place[rank] < len(items) and all(need in done for need in needs(items[place[rank]])):
+                item = items[place[rank]]
+                done.add(action_of(item))
+                result.append((rank, item))
                 place[rank], moved = place[rank] + 1, True
-    stuck = [rank for rank, actions in enumerate(orders) if place[rank] < len(actions)]
+    stuck = [rank for rank, items in enumerate(queues) if place[rank] < len(items)]
     if stuck:
-        known = {action for actions in orders for action in actions}
+        known = {action_of(item) for items in queues for item in items}
         waits = []
         for rank in stuck:
-            action = orders[rank][place[rank]]
-            missing = next(need for need in _inputs(action, stages, gradient) if need not in done)
+            item = queues[rank][place[rank]]
+            missing = next(need for need in needs(item) if need not in done)
             nobody = "" if missing in known else ", which no rank executes"
-            waits.append(f"rank {rank} at {name_of(action)} waits for {name_of(missing)}{nobody}")
+            waits.append(f"rank {rank} at {name_of(action_of(item))} waits for {name_of(missing)}{nobody}")
         more = f"; and {len(waits) - 4} more" if len(waits) > 4 else ""
         raise InvalidInput(f"the pipeline ranks wait for each other: {'; '.join(waits[:4])}{more}", source="schedule")
     return result

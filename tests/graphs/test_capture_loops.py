@@ -10,24 +10,14 @@ from simdev.graphs.workload import CustomStep
 torch = pytest.importorskip("torch")
 import loops  # noqa: E402  (needs PyTorch)
 
+from simdev.graphs.capture.selfcheck import _NoModules  # noqa: E402
+
 QUICK = """
 lbfgs gan proximal_policy_minibatches sparse_table reentrant_checkpoints metrics_in_numpy updated_by_hand
 steps_inside_the_backward_pass gradient_penalty inner_optimizer exchanged_contents
 """.split()
 OWN_PRODUCTS = ("muon_and_adam", "optimizer_Adafactor")  # products in the update, which is one op of another kind
 OTHER_PARAMETERS = {}  # numbers that only an optimizer knows
-
-
-class NoModules:
-    """The counter's account of modules adds hooks that ``torch.autograd.grad`` refuses."""
-
-    parents = frozenset({"Global"})
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
 
 
 def counted(make):
@@ -68,7 +58,7 @@ def counted(make):
         call()
         versions = {name: state_of(parameter) for name, parameter in step.model.named_parameters()}
         counter = FlopCounterMode(display=False, custom_mapping=mapping)
-        counter.mod_tracker = NoModules()
+        counter.mod_tracker = _NoModules()
         with counter:
             call()
     finally:

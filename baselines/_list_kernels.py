@@ -195,43 +195,25 @@ def earliest_start_first(table, state, rank_order, favourite):
                     waits[device] = pop(wait_key, wait_rank, base, waits[device])
                     if state.finish[op_of_rank[moved]] < 0:
                         nows[device] = push(now_key, now_rank, base, nows[device], moved, moved)
-                if nows[device] > 0:
-                    rank = now_rank[base]
-                    op = op_of_rank[rank]
-                    fixed = state.unit_device[table.unit[op]]
-                    if state.finish[op] >= 0 or (fixed >= 0 and fixed != device):
-                        nows[device] = pop(now_key, now_rank, base, nows[device])
-                        if state.finish[op] < 0:
-                            options[op] -= 1
-                        continue
-                    when = arrival(table, state, channel, op, device)
-                    if when > free[device]:
-                        nows[device] = pop(now_key, now_rank, base, nows[device])
-                        if when < NEVER:
-                            waits[device] = push(wait_key, wait_rank, base, waits[device], when, rank)
-                        else:
-                            options[op] -= 1
-                        continue
-                    start = free[device]
-                elif waits[device] > 0:
-                    rank = wait_rank[base]
-                    op = op_of_rank[rank]
-                    fixed = state.unit_device[table.unit[op]]
-                    if state.finish[op] >= 0 or (fixed >= 0 and fixed != device):
-                        waits[device] = pop(wait_key, wait_rank, base, waits[device])
-                        if state.finish[op] < 0:
-                            options[op] -= 1
-                        continue
-                    when = arrival(table, state, channel, op, device)
-                    if when > wait_key[base]:
-                        waits[device] = pop(wait_key, wait_rank, base, waits[device])
-                        if when < NEVER:
-                            waits[device] = push(wait_key, wait_rank, base, waits[device], when, rank)
-                        else:
-                            options[op] -= 1
-                        continue
-                    start = max(free[device], wait_key[base])
-                break
+                now = nows[device] > 0
+                if not now and waits[device] == 0:
+                    break
+                rank = now_rank[base] if now else wait_rank[base]
+                op, known = op_of_rank[rank], free[device] if now else wait_key[base]
+                fixed = state.unit_device[table.unit[op]]
+                gone = state.finish[op] >= 0 or (fixed >= 0 and fixed != device)
+                when = NEVER if gone else arrival(table, state, channel, op, device)
+                if not gone and when <= known:
+                    start = max(free[device], known)
+                    break
+                if now:
+                    nows[device] = pop(now_key, now_rank, base, nows[device])
+                else:
+                    waits[device] = pop(wait_key, wait_rank, base, waits[device])
+                if when < NEVER:
+                    waits[device] = push(wait_key, wait_rank, base, waits[device], when, rank)
+                elif state.finish[op] < 0:
+                    options[op] -= 1
             if child[device] >= 0 and state.finish[child[device]] >= 0:
                 child[device] = -1
             if child[device] >= 0 and options[child[device]] > 0:

@@ -19,21 +19,11 @@ DEFAULTS = {
 }
 
 
-def learner(
-    problems, *, groups, hidden, samples, rate, entropy, reach, hosts=False, attention=True, devices=0
-) -> Learner:
+def learner(problems, *, groups, hosts=False, attention=True, devices=0, **given) -> Learner:
     """The learner for ``simdev train`` and the placer; it names at most ``devices`` (0: as many as needed)."""
     from simdev.baselines.rl._colocrl import learner_functions
 
-    settings = {
-        "groups": groups,
-        "hidden": hidden,
-        "samples": samples,
-        "rate": rate,
-        "entropy": entropy,
-        "reach": reach,
-        "devices": device_columns(problems, devices, hosts=hosts),
-    }
+    settings = {"groups": groups, **given, "devices": device_columns(problems, devices, hosts=hosts)}
     functions = learner_functions(**settings, attention=attention)
 
     def grouped(problem):

@@ -20,22 +20,11 @@ DEFAULTS = {
 }
 
 
-def learner(
-    problems, *, groups, hidden, samples, rate, entropy, reach, sharpness, layers, most_layers, devices=0
-) -> Learner:
+def learner(problems, *, layers, most_layers, devices=0, **given) -> Learner:
     """The learner for ``simdev train`` and the placer; it names at most ``devices`` (0: as many as needed)."""
     from simdev.baselines.rl._hdp import learner_functions
 
-    settings = {
-        "groups": groups,
-        "hidden": hidden,
-        "samples": samples,
-        "rate": rate,
-        "entropy": entropy,
-        "reach": reach,
-        "sharpness": sharpness,
-        "devices": device_columns(problems, devices),
-    }
+    settings = {**given, "devices": device_columns(problems, devices)}
     functions = learner_functions(**settings)
     settings |= {"layers": layers, "most_layers": most_layers}
 

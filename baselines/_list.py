@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simdev.analysis.coarsen import DisjointSets
 from simdev.baselines._order import ordered, priority_of_list
 from simdev.baselines._units import capacities, choices, used_devices
 from simdev.placers.budget import Budget
@@ -130,22 +131,15 @@ def coplace(graph, scope: np.ndarray, allowed: np.ndarray, unit_bytes: np.ndarra
     pairs = np.unique(graph.edge_source[inside].astype(np.int64) * graph.n_ops + graph.consumers[inside])
     source, target = pairs // graph.n_ops, pairs % graph.n_ops
     alone = np.bincount(source, minlength=graph.n_ops)[source] == 1
-    parent, common, total = list(range(graph.n_units)), allowed.copy(), unit_bytes.tolist()
-
-    def root(number):
-        while parent[number] != number:
-            parent[number] = parent[parent[number]]
-            number = parent[number]
-        return number
-
+    sets, common, total = DisjointSets(graph.n_units), allowed.copy(), unit_bytes.tolist()
     unit = graph.unit_of_op
     for before, after in zip(unit[source[alone]].tolist(), unit[target[alone]].tolist(), strict=True):
-        a, b = root(before), root(after)
+        a, b = sets.root(before), sets.root(after)
         if a != b and total[a] + total[b] <= most and (common[:, a] & common[:, b]).any():
-            parent[b] = a
+            sets.parent[b] = a
             total[a] += total[b]
             common[:, a] &= common[:, b]
-    return np.unique([root(number) for number in range(graph.n_units)], return_inverse=True)[1].astype(np.int32)
+    return np.unique(sets.roots(), return_inverse=True)[1].astype(np.int32)
 
 
 def new_state(table: Tables, headroom: np.ndarray) -> ListState:

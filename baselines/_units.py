@@ -109,13 +109,20 @@ def unit_adjacency(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray
     """The undirected traffic graph between units as CSR: ``(ptr, neighbour, bytes)``, int64; bytes are at least 1."""
     n = problem.graph.n_units
     tensor, source, target = unit_tensor_edges(problem)
-    size = problem.graph.tensor_bytes[tensor]
-    key = np.concatenate([source * n + target, target * n + source])
+    ptr, neighbour, total = adjacency(n, source, target, problem.graph.tensor_bytes[tensor])
+    return ptr, neighbour, np.maximum(total, 1)
+
+
+def adjacency(
+    count: int, source: np.ndarray, target: np.ndarray, weight: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The undirected graph of ``count`` nodes as CSR: ``(ptr, neighbour, weight)``, int64. Weights of edges between the
+    same two nodes are added."""
+    key = np.concatenate([source * count + target, target * count + source])
     pairs, inverse = np.unique(key, return_inverse=True)
     total = np.zeros(len(pairs), np.int64)
-    np.add.at(total, inverse, np.concatenate([size, size]))
-    ptr = np.searchsorted(pairs // n, np.arange(n + 1))
-    return ptr, pairs % n, np.maximum(total, 1)
+    np.add.at(total, inverse, np.concatenate([weight, weight]))
+    return np.searchsorted(pairs // max(1, count), np.arange(count + 1)), pairs % max(1, count), total
 
 
 def move_to_allowed(problem: Problem, unit_devices: np.ndarray, allowed: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 
 from simdev.analysis.levels import b_level
 from simdev.baselines._list import fit, follow_forward, mean_costs, tables
-from simdev.baselines._units import HUGE, unit_tensor_edges, used_devices
+from simdev.baselines._units import HUGE, adjacency, unit_tensor_edges, used_devices
 from simdev.placers.placer import placer
 
 
@@ -158,8 +158,4 @@ def _cluster_adjacency(problem, unit_cluster, transfer, count):
     tensor, source, target = unit_tensor_edges(problem)
     source, target = unit_cluster[source], unit_cluster[target]
     apart = (source >= 0) & (target >= 0) & (source != target)
-    source, target, delay = source[apart], target[apart], transfer[tensor[apart]]
-    pairs, inverse = np.unique(np.concatenate([source * count + target, target * count + source]), return_inverse=True)
-    total = np.zeros(len(pairs), np.int64)
-    np.add.at(total, inverse, np.concatenate([delay, delay]))
-    return np.searchsorted(pairs // max(1, count), np.arange(count + 1)), pairs % max(1, count), total
+    return adjacency(count, source[apart], target[apart], transfer[tensor[apart]])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from simdev.analysis.coarsen import DisjointSets
 from simdev.baselines._list import coplace, forward_finder, tables
 from simdev.baselines._search import atoms, layer_of_unit
 from simdev.baselines._units import choices, fastest_ns, unit_tensor_edges
@@ -170,17 +171,11 @@ def _merge(source, target, size, weight, allowed, limit, excess) -> np.ndarray:
     low, high = pairs // count, pairs % count
     rating = np.bincount(inverse, size[apart], len(pairs)) / (weight[low] + weight[high] + 1e-12)
     order = np.lexsort((pairs, -rating))
-    parent, weight, allowed = list(range(count)), weight.tolist(), allowed.copy()
+    sets, weight, allowed = DisjointSets(count), weight.tolist(), allowed.copy()
     free = bool(allowed.all() or (allowed == allowed[:, :1]).all())
 
-    def root(number):
-        while parent[number] != number:
-            parent[number] = parent[parent[number]]
-            number = parent[number]
-        return number
-
     for a, b in zip(low[order].tolist(), high[order].tolist(), strict=True):
-        a, b = root(a), root(b)
+        a, b = sets.root(a), sets.root(b)
         if a == b or weight[a] + weight[b] > limit:
             continue
         if not free:
@@ -188,12 +183,12 @@ def _merge(source, target, size, weight, allowed, limit, excess) -> np.ndarray:
             if not common.any():
                 continue
             allowed[:, a] = common
-        parent[b] = a
+        sets.parent[b] = a
         weight[a] += weight[b]
         excess -= 1
         if not excess:
             break
-    return np.unique([root(number) for number in range(count)], return_inverse=True)[1]
+    return np.unique(sets.roots(), return_inverse=True)[1]
 
 
 def _followed(graph: ComputationGraph, label: np.ndarray, own: np.ndarray) -> np.ndarray:

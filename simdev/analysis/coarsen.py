@@ -273,20 +273,32 @@ def _op_pairs(graph: ComputationGraph, cluster: np.ndarray | None = None) -> tup
 
 def _merge(graph, source, target) -> np.ndarray:
     """int32 ``(n,)``: clusters from joining pairs of ops in order, without joining colocation groups."""
-    parent, group = list(range(graph.n_ops)), graph.op_group.tolist()
+    sets, group = DisjointSets(graph.n_ops), graph.op_group.tolist()
+    for before, after in zip(source.tolist(), target.tolist(), strict=True):
+        a, b = sets.root(before), sets.root(after)
+        if group[a] < 0 or group[b] < 0 or group[a] == group[b]:
+            sets.parent[b] = a
+            group[a] = max(group[a], group[b])
+    return _by_first(sets.roots())
 
-    def root(number):
+
+class DisjointSets:
+    """Sets of the numbers below ``count``, at first one each. ``parent[b] = a`` joins the set of root ``b`` to that of
+    root ``a``."""
+
+    def __init__(self, count: int):
+        self.parent = list(range(count))
+
+    def root(self, number: int) -> int:
+        parent = self.parent
         while parent[number] != number:
             parent[number] = parent[parent[number]]
             number = parent[number]
         return number
 
-    for before, after in zip(source.tolist(), target.tolist(), strict=True):
-        a, b = root(before), root(after)
-        if group[a] < 0 or group[b] < 0 or group[a] == group[b]:
-            parent[b] = a
-            group[a] = max(group[a], group[b])
-    return _by_first(np.array([root(number) for number in range(graph.n_ops)]))
+    def roots(self) -> np.ndarray:
+        """int64 ``(count,)``: the root of each number."""
+        return np.array([self.root(number) for number in range(len(self.parent))], np.int64)
 
 
 def joined(numbers: Iterable[int], pairs: Iterable[tuple[int, int]]) -> dict[int, int]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from simdev.errors import InvalidInput
 from simdev.files import write_picture
 from simdev.parallel.plan import PlanReport
 from simdev.parallel.unroll import name_of
+from simdev.sim.plot import hue, new_figure
 
 # Okabe and Ito (2008): colour-blind readers can tell them apart.
 COLOURS = {"F": "#56b4e9", "B": "#e69f00", "I": "#d55e00", "W": "#009e73", "U": "#666666", "S": "#0072b2"}
@@ -31,14 +31,10 @@ def draw_pipeline(report: PlanReport, path: str | os.PathLike) -> None:
     """Draw a plan to ``path``, whose ending (png, svg or pdf) gives the format: a row for each pipeline rank, a box for
     each action, from the first start to the last finish of its kernels. What no box covers is idle (a bubble). Below,
     the memory of each rank. Raises :class:`InvalidInput` for another ending or without matplotlib."""
-    from simdev.sim.plot import hue
-
-    pyplot = _pyplot(path)
     ranks, step_ns = len(report.peak_bytes), report.step_ns
     heights = [0.42 * ranks + 0.6, 1.8]
-    figure, (axes, below) = pyplot.subplots(
-        2, 1, figsize=(12, sum(heights) + 1.2), height_ratios=heights, sharex=True, layout="constrained"
-    )
+    figure = new_figure(12, sum(heights) + 1.2, path)
+    axes, below = figure.subplots(2, 1, height_ratios=heights, sharex=True)
     idle = float(report.bubble_ns.sum()) / max(1, ranks * step_ns)
     name = report.unrolled.problem.graph.name.replace("$", r"\$")
     figure.suptitle(f"{name}: {step_ns / 1e6:,.1f} ms, {idle:.0%} of it idle", fontweight="bold")
@@ -59,28 +55,13 @@ def draw_pipeline(report: PlanReport, path: str | os.PathLike) -> None:
     axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
     axes.set_ylim(ranks - 0.5, -0.5)
     axes.set_xlim(0, step_ns / 1e6)
-    _draw_memory(below, report, hue)
+    _draw_memory(below, report)
     below.set_xlabel("ms after the start of the step")
     _legend(figure, report)
     write_picture(figure, path, dpi=110)
-    pyplot.close(figure)
 
 
-def _pyplot(path: str | os.PathLike) -> Any:
-    kind = os.path.splitext(path)[1].lower().lstrip(".")
-    if kind not in ("png", "svg", "pdf"):
-        raise InvalidInput("pictures end in .png, .svg or .pdf", source=path)
-    try:
-        import matplotlib
-    except ImportError:
-        raise InvalidInput("pictures need matplotlib: pip install matplotlib", source=path) from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
-def _draw_memory(axes: Any, report: PlanReport, hue: Any) -> None:
+def _draw_memory(axes: Any, report: PlanReport) -> None:
     found, schedule = report.unrolled, report.schedule
     number = {action: place for place, action in enumerate(found.actions)}
     capacity = report.plan.cluster.kind.memory_bytes

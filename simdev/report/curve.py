@@ -14,7 +14,7 @@ from simdev.bench.rows import Row
 from simdev.errors import InvalidInput, UnknownName
 from simdev.files import write_picture
 from simdev.report.describe import plain
-from simdev.sim.plot import hue
+from simdev.sim.plot import hue, new_figure
 
 MOST = 8  # placers of one picture: the best ones
 FAR = 4.0  # the picture ends at this multiple of the best step time; slower runs appear only in the legend
@@ -129,11 +129,7 @@ def draw(found: list[Search], title: str, out: str | os.PathLike) -> None:
             solved.setdefault(run.placer, []).append(run)
     if not solved:
         raise InvalidInput("no run has a score: nothing to draw", source=title)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13, 6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(13, 6)
     panels = figure.subplots(1, 2, sharey=True)
     final = {name: _first(runs, name).step_ns or 0 for name, runs in solved.items()}
     shown = sorted(solved, key=lambda name: (final[name], name))

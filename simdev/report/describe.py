@@ -12,6 +12,7 @@ from simdev.files import write_picture
 from simdev.problem.costs import FREE_KINDS, op_class
 from simdev.problem.graph import PHASES, ComputationGraph
 from simdev.problem.topology import Topology
+from simdev.sim.plot import new_figure
 
 
 def summarise_graph(graph: ComputationGraph) -> dict:
@@ -211,17 +212,13 @@ def draw_topology(topology: Topology, path: str | os.PathLike) -> None:
     Hosts are at the top and accelerators below them. Fabrics, the switches that join accelerators, are at the bottom.
     The colour and the width of a line show its bandwidth. Raises :class:`InvalidInput` for an unknown ending.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     place, fabrics = _layout(topology)
     across = [x for x, _ in place.values()]
     width, height = (
         max(across) - min(across) + 2.2,
         max(y for _, y in place.values()) - min(y for _, y in place.values()),
     )
-    figure = Figure(figsize=(max(6.0, 0.92 * width + 0.6), 1.5 * height + 2.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(max(6.0, 0.92 * width + 0.6), 1.5 * height + 2.2)
     axes = figure.add_subplot()
     _draw_links(axes, topology, place, fabrics)
     _draw_nodes(axes, topology, place, fabrics)

@@ -4,16 +4,14 @@ device computes which module."""
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import numpy as np
 
-from simdev.errors import InvalidInput
 from simdev.files import write_picture
 from simdev.problem.graph import ComputationGraph
 from simdev.report.describe import plain
 from simdev.report.explain import REASONS, Explanation
-from simdev.sim.plot import PIXELS, bars, device_rows, hue, phase_handles
+from simdev.sim.plot import PIXELS, bars, device_rows, hue, new_figure, phase_handles
 
 GREYS = dict(zip(REASONS, ("#222222", "#666666", "#8c8c8c", "#b0b0b0", "#d0d0d0"), strict=True))
 SPENT = {
@@ -34,32 +32,28 @@ def draw(explanation: Explanation, path: str | os.PathLike) -> None:
     another ending.
 
     A device has one hue in all panels, a phase one shade of it; links and reasons are grey."""
-    pyplot = _pyplot(path)
     shown = _computing(explanation)
     rows = len(shown) + min(MOST_CHANNELS, len(explanation.channel_users))
     names, numbers = modules(explanation.graph)
     heights = [0.34 * rows + 0.6, 0.35 * len(shown) + 1.2, 0.5, 0.2 * len(names) + 0.4]
-    figure, (gantt, memory, why, where) = pyplot.subplots(
-        4, 1, figsize=(12, sum(heights) + 2.4), height_ratios=heights, layout="constrained"
-    )
+    figure = new_figure(12, sum(heights) + 2.4, path)
+    gantt, memory, why, where = figure.subplots(4, 1, height_ratios=heights)
     figure.suptitle(plain(message(explanation)), fontweight="bold")
     memory.sharex(gantt)
     _draw_gantt(gantt, explanation, shown)
     _draw_memory(memory, explanation)
     _draw_reasons(why, explanation)
     _draw_modules(where, explanation, names, numbers)
-    _save(figure, path, message(explanation), dpi=110)
+    write_picture(figure, path, dpi=110, text=message(explanation))
 
 
 def draw_before(before: Explanation, after: Explanation, names: tuple[str, str], path: str | os.PathLike) -> None:
     """Draw two placements of one step as strips over the same time, 1,200 times 500 pixels: a row for each device that
     computes. ``names`` are those of their placers. The picture holds :func:`sentence`. Raises :class:`InvalidInput` for
     an ending other than png, svg or pdf."""
-    pyplot = _pyplot(path)
     both = [(before, _computing(before)), (after, _computing(after))]
-    figure, panels = pyplot.subplots(
-        2, 1, figsize=(12, 5), height_ratios=[len(shown) + 0.6 for _, shown in both], sharex=True, layout="constrained"
-    )
+    figure = new_figure(12, 5, path)
+    panels = figure.subplots(2, 1, height_ratios=[len(shown) + 0.6 for _, shown in both], sharex=True)
     figure.suptitle(plain(_headline(before, after)), fontsize=15, fontweight="bold")
     for axes, (one, shown), name in zip(panels, both, names, strict=True):
         device_rows(axes, one.schedule, one.device, shown, one.graph.op_phase)
@@ -73,7 +67,7 @@ def draw_before(before: Explanation, after: Explanation, names: tuple[str, str],
     figure.legend(
         handles=phase_handles(_computing(after)[0]), loc="outside lower center", ncols=3, frameon=False, fontsize=11
     )
-    _save(figure, path, sentence(before, after, names), dpi=100)
+    write_picture(figure, path, dpi=100, text=sentence(before, after, names))
 
 
 def message(explanation: Explanation) -> str:
@@ -98,28 +92,6 @@ def _headline(before: Explanation, after: Explanation) -> str:
     devices = len(_computing(after))
     where = f"on {devices} devices" if devices > 1 else "on one device"
     return f"{after.graph.name}: a training step {where} of {after.topology.name} is {change}"
-
-
-def _pyplot(path: str | os.PathLike):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    if _kind(path) not in ("png", "svg", "pdf"):
-        raise InvalidInput("pictures end in .png, .svg or .pdf", source=path)
-    return pyplot
-
-
-def _kind(path: str | os.PathLike) -> str:
-    return os.path.splitext(path)[1].lower().lstrip(".")
-
-
-def _save(figure: Any, path: str | os.PathLike, text: str, dpi: int) -> None:
-    from matplotlib import pyplot
-
-    write_picture(figure, path, dpi=dpi, text=text)
-    pyplot.close(figure)
 
 
 def _computing(explanation: Explanation) -> list[int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from simdev.errors import InvalidInput
 from simdev.problem.graph import PHASES
 
 # A device has one hue in every panel, a phase one shade of it. The hues are those of Okabe and Ito (2008), which
@@ -14,6 +16,18 @@ from simdev.problem.graph import PHASES
 HUES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a7a00", "#666666")
 SHADES = (0.55, 0.0, -0.45)  # forward is lighter, update is darker
 PIXELS = 1600  # intervals closer than a pixel are drawn as one
+
+
+def new_figure(width: float, height: float, path: str | os.PathLike | None = None) -> Any:
+    """A matplotlib figure without a window, for :func:`simdev.files.write_picture`. Raises :class:`InvalidInput`
+    without matplotlib, and if ``path`` has another ending than png, svg or pdf."""
+    if path is not None and not str(path).lower().endswith((".png", ".svg", ".pdf")):
+        raise InvalidInput("pictures end in .png, .svg or .pdf", source=path)
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InvalidInput("pictures need matplotlib: pip install matplotlib", source=path) from None
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def hue(device: int, shade: float = 0.0) -> tuple[float, float, float]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.files import write_picture
+from simdev.sim.plot import new_figure
 from simdev.studies.reproduce.lab import RunResult, best_at, interval
 
 COLOURS = (
@@ -124,13 +125,9 @@ def bars(
 
 
 def _figure(panels: int, width: float = 4.2):
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     columns = min(3, panels)
     rows = -(-panels // columns)
-    figure = Figure(figsize=(max(5.5, width * columns), 3.4 * rows + 0.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(max(5.5, width * columns), 3.4 * rows + 0.5)
     return figure, figure.subplots(rows, columns, squeeze=False).ravel().tolist()
 
 

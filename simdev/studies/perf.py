@@ -18,6 +18,7 @@ import numpy as np
 from simdev.bench.provenance import machine, versions
 from simdev.files import guarded
 from simdev.placers.testing import training_graph
+from simdev.problem.graph import ComputationGraph
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import load_topology
@@ -49,20 +50,23 @@ def measure(ops: list[int], topology: str = "p100x4", *, rounds: int = ROUNDS, s
         for how in ("random", "contiguous"):
             devices = placements(rng, problem, how)
             for contender, seconds in _least(contenders(problem, devices, rng), rounds).items():
-                rows.append(
-                    {
-                        "contender": contender,
-                        "placement": how,
-                        "ops": graph.n_ops,
-                        "edges": graph.n_edges,
-                        "devices": machine_with_links.n_devices,
-                        "us": round(seconds * 1e6, 3),
-                        "ns_per_op": round(seconds / graph.n_ops * 1e9, 3),
-                        "machine": machine(),
-                        "versions": versions(),
-                    }
-                )
+                rows.append(row(contender, graph, how, machine_with_links.n_devices, seconds))
     return rows
+
+
+def row(contender: str, graph: ComputationGraph, placement: str, devices: int, seconds: float) -> dict:
+    """A row of the table: what one evaluation takes."""
+    return {
+        "contender": contender,
+        "placement": placement,
+        "ops": graph.n_ops,
+        "edges": graph.n_edges,
+        "devices": devices,
+        "us": round(seconds * 1e6, 3),
+        "ns_per_op": round(seconds / graph.n_ops * 1e9, 3),
+        "machine": machine(),
+        "versions": versions(),
+    }
 
 
 def placements(rng: np.random.Generator, problem: Problem, how: str) -> np.ndarray:

@@ -20,7 +20,6 @@ import peers
 
 from simdev.baselines._search import starts
 from simdev.baselines._units import choices
-from simdev.bench.provenance import machine, versions
 from simdev.placers.registry import load_workload
 from simdev.placers.testing import training_graph
 from simdev.problem.graph import ComputationGraph, GraphBuilder
@@ -34,19 +33,7 @@ from simdev.sim.kernels.fifo import run_many_fifo
 from simdev.studies import perf
 
 HERE = Path(__file__).parent
-COLUMNS = (
-    "part",
-    "contender",
-    "graph",
-    "placement",
-    "ops",
-    "edges",
-    "devices",
-    "us",
-    "ns_per_op",
-    "machine",
-    "versions",
-)
+COLUMNS = ("part", "contender", "graph", *perf.COLUMNS[1:])
 KIND = DeviceKind("gpu", 1 << 40, {"f32": 1e13}, 5e11)
 SHIPPED = (
     "inception-v3",
@@ -58,29 +45,11 @@ SHIPPED = (
     "gpt2-medium",
     "gnmt-8",
 )
-OTHER_RULES = {
-    "no contention": Rules(contention="none"),
-    "fair": Rules(contention="fair"),
-    "priority": Rules(order="priority"),
-    "program": Rules(order="program"),
-    "eager": Rules(runtime="eager"),
-}
+OTHER_RULES = {**perf.OTHER_RULES, "fair": Rules(contention="fair")}
 
 
 def row(part, contender, graph: ComputationGraph, placement, devices, seconds) -> dict:
-    return {
-        "part": part,
-        "contender": contender,
-        "graph": graph.name,
-        "placement": placement,
-        "ops": graph.n_ops,
-        "edges": graph.n_edges,
-        "devices": devices,
-        "us": round(seconds * 1e6, 3),
-        "ns_per_op": round(seconds / graph.n_ops * 1e9, 3),
-        "machine": machine(),
-        "versions": versions(),
-    }
+    return {"part": part, "graph": graph.name, **perf.row(contender, graph, placement, devices, seconds)}
 
 
 def take_turns(part, problem, placement, functions, rounds=3) -> list[dict]:

@@ -196,6 +196,22 @@ def test_the_script_of_a_plan_runs_beside_it(tmp_path, mesh, schedule, script):
     assert ("step of the script" in (tmp_path / "report.md").read_text()) == script
 
 
+def test_plans_run_once_on_a_computer_that_stays_busy(monkeypatch):
+    from simdev.measure import plans
+
+    shares = iter([0.2, 0.01, 0.3, 0.2, 0.1, *[0.5] * 8])
+    asked = []
+
+    def executed(entry, topology, mesh, *_):
+        asked.append(str(mesh))
+        return {"disturbed": next(shares)}
+
+    monkeypatch.setattr(plans, "execute_plan", executed)
+    rows = list(plans.compare("small", here()))
+    assert [row["disturbed"] for row in rows] == [0.01, 0.1, *[0.5] * 8]  # two tries, three tries, then one each
+    assert len(asked) == 13 and len(rows) == len(plans.PLANS)
+
+
 def test_the_command_runs_the_scripts_too(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 

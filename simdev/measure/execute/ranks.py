@@ -54,7 +54,7 @@ class RankRuns:
     added_ns: dict[tuple[str, int], float]
 
 
-def run_ranks(plan: Plan, wanted: Wanted, cores: list[int], repeats: int, time_limit_s: float = 300.0) -> RankRuns:
+def run_ranks(plan: Plan, wanted: Wanted, cores: list[int], repeats: int, time_limit_s: float = 1200.0) -> RankRuns:
     """Profile and run ``plan`` with rank ``r`` on core ``cores[r]``. Raises :class:`SimdevError` if a rank fails."""
     answers = _launch(_rank, (plan, wanted), cores, repeats, time_limit_s)
     begin, end, cpu = (np.array([answer["times"] for answer in answers])[:, :, side] for side in range(3))
@@ -71,7 +71,7 @@ def run_ranks(plan: Plan, wanted: Wanted, cores: list[int], repeats: int, time_l
     return RankRuns(end.max(axis=0) - begin.min(axis=0), float(np.median(cpu, axis=1).max()), kernels, alone, added)
 
 
-def run_script(script: Path, model: Path, cores: list[int], repeats: int, time_limit_s: float = 300.0) -> np.ndarray:
+def run_script(script: Path, model: Path, cores: list[int], repeats: int, time_limit_s: float = 1200.0) -> np.ndarray:
     """Run a script of ``simdev plan --write pytorch`` with rank ``r`` on core ``cores[r]``; int64 ``(repeats,)``: ns of
     its steps, as in :class:`RankRuns`. The script may import ``model``, the file of the model. Raises
     :class:`SimdevError` if a rank fails."""

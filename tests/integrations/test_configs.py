@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from simdev.errors import UnknownName, Unsupported
-from simdev.integrations.configs import find_writer, targets
+from simdev.integrations.configs import find_writer, other_targets, targets
 from simdev.integrations.configs.settings import DEEPSEEK_V3, HUB_MODELS, Settings, settings_of
 from simdev.parallel import Mesh, find_model, load_cluster
 from simdev.parallel.framework import find_framework
@@ -167,6 +167,16 @@ def test_a_part_that_a_target_cannot_say_is_refused_by_name(target, model, refus
         pytest.importorskip("torch")  # the model is asked whether it reduces gradients after each microbatch
     with pytest.raises(Unsupported, match=part):
         find_writer(target)({**JOBS, **MORE}[model](), refused)
+
+
+def test_other_targets_are_those_that_write_the_plan(tmp_path):
+    """``simdev plan --write`` names them where one refuses."""
+    assert other_targets("transformers", make_job("llama3-8b"), choice(pp=2, dp_shard=16)) == ["torchtitan"]
+    assert "pytorch" not in other_targets("megatron", make_job("small"), choice(dp_shard=8))  # not in the user's code
+    pytest.importorskip("torch")
+    (tmp_path / "my_model.py").write_text(MY_MODEL, encoding="utf-8")
+    job = make_job(f"{tmp_path}/my_model.py:make_step", "dgx-a100", 16)
+    assert "pytorch" in other_targets("transformers", job, choice(dp_shard=8))
 
 
 def test_megatron_is_told_of_heads_that_are_normed_and_have_a_size_of_their_own():

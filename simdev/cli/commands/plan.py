@@ -186,11 +186,11 @@ def plan(
     ]
     try:
         text = writer(job, choice) if writer else None
-    except Unsupported:
+    except Unsupported as error:
         if not as_json:  # a search takes minutes, and its table is the answer, too
             _print(job, rows, budget, helps, price)
             _print_sizes(job, sizes)
-        raise
+        raise Unsupported(f"{error}; {_who_can(write, job, choice)}") from None
     if out is not None:
         _keep(out, text, job, choice, rows[0])
     if as_json:
@@ -209,6 +209,14 @@ def plan(
     _print_sizes(job, sizes)
     if text is not None and out is None:
         print(f"\n{text}", end="")
+
+
+def _who_can(write: str | None, job: Job, choice: Choice) -> str:
+    """Which targets can say a plan that ``write`` cannot."""
+    from simdev.integrations.configs import other_targets
+
+    others = other_targets(str(write), job, choice)
+    return f"{' and '.join(others)} can (--write)" if others else "no other target can"
 
 
 def _keep(out: Path, text: str | None, job: Job, choice: Choice, figures: dict) -> None:

@@ -7,11 +7,12 @@ default is the same, and raises :class:`~simdev.errors.Unsupported` with the par
 
 from __future__ import annotations
 
+import contextlib
 import pkgutil
 from collections.abc import Callable
 from importlib import import_module
 
-from simdev.errors import UnknownName
+from simdev.errors import SimdevError, UnknownName
 from simdev.planners import Choice, Job
 
 Writer = Callable[[Job, Choice], str]
@@ -27,3 +28,13 @@ def find_writer(name: str) -> Writer:
     if name not in targets():
         raise UnknownName("configuration", name, targets())
     return import_module(f"{__name__}.{name}").write
+
+
+def other_targets(name: str, job: Job, choice: Choice) -> list[str]:
+    """The targets that can say a plan which ``name`` refuses: those whose writers do."""
+    found = []
+    for other in targets():
+        with contextlib.suppress(SimdevError):
+            if other != name and find_writer(other)(job, choice):
+                found.append(other)
+    return found

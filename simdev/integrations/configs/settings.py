@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 
 from simdev.errors import Unsupported
@@ -152,7 +153,7 @@ def refuse(settings: Settings, where: str, *axes: str) -> None:
     """Raise :class:`Unsupported` if the plan uses one of ``axes``."""
     used = [f"{axis}={settings.mesh[axis]}" for axis in axes if settings.mesh[axis] > 1]
     if used:
-        raise Unsupported(f"{where} cannot say {', '.join(used)} of this plan; try --write torchtitan or pytorch")
+        raise Unsupported(f"{where} cannot say {', '.join(used)} of this plan")
 
 
 def refuse_parts(settings: Settings, where: str, *known: str) -> None:
@@ -178,8 +179,9 @@ def refuse_precision(settings: Settings, where: str, *known: str) -> None:
 
 def header(job: Job, choice: Choice, release: str, run: str) -> str:
     """The first lines of a configuration: for which release it was written, which plan it holds, how to run it."""
-    plan = f"{choice}, for {job.name}, {job.batch} sequences in a step"
-    return f"# {release}\n# Plan: {plan}, planned with --framework {job.framework}.\n# {run}\n"
+    plan = f"Plan: {choice}, for {job.name}, {job.batch} sequences in a step, planned with --framework {job.framework}."
+    lines = [release, *textwrap.wrap(plan, 118, break_long_words=False, break_on_hyphens=False), run]
+    return "".join(f"# {line}\n" for line in lines)
 
 
 def torchrun(job: Job, script: str) -> str:

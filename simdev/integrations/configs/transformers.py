@@ -27,7 +27,7 @@ def write(job: Job, choice: Choice) -> str:
     refuse_precision(settings, "transformers' Trainer", "mixed", "mixed-float16", "float32")
     model = hub_model(job)
     if model is None:
-        raise Unsupported(f"transformers has no model {job.model.name}; try --write pytorch")
+        raise Unsupported(f"transformers has no model {job.model.name}")
     if mesh["tp"] > 1 and not model.divides:
         raise Unsupported(f"transformers has no tensor-parallel plan of {model.name}, and this plan divides it (tp)")
     if settings.recompute == "selective":

@@ -24,7 +24,12 @@ def write(job: Job, choice: Choice) -> str:
     known = ["reshard_after_forward"]
     if not isinstance(job.model.function, TransformersModel):
         known += ["reshard=never", "torch.compile"]  # transformers recomputes layers outside of compiled code
-    elif settings.mesh["pp"] == 1:  # FSDP gathers other parameters in the ends of a pipeline than the plan's program
+    elif settings.gathered and settings.mesh["pp"] > 1:
+        # Its classes shard the embedding by itself. A last backward pass gathers ahead along the record of an earlier
+        # forward pass; all stages are simulated as the last one, and only the last one has such a record left.
+        message = "in the last backward pass, all stages but the last gather a layer less than the plan's simulation"
+        raise Unsupported(f"the script cannot say reshard=never of a pipeline of transformers' models: {message}")
+    else:
         known += ["reshard=never"]
     refuse_parts(settings, "the script", *known)
     if settings.mesh["dp_shard"] > 1 and settings.reduce_each != (choice.reduce_each and settings.microbatches > 1):

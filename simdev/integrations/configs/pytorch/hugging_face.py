@@ -68,8 +68,7 @@ def _script(built: TransformersModel, whole, facts: dict, settings: Settings) ->
         "CONFIG": _wrapped(config),
         "VOCABULARY": whole.config.get_text_config().vocab_size,
         "MESH": {axis: ranks[axis] for axis in ("pp", "dp_replicate", "fsdp", "tp")},
-        "EXPERTS": tuple(ranks[axis] for axis in ("pp", "dp_replicate", "efsdp", "ep")),
-        "NAMES": ("pp", "dp_replicate", "efsdp", "ep"),
+        "EXPERTS": {axis: ranks[axis] for axis in ("pp", "dp_replicate", "efsdp", "ep")},
         "EP": ranks["ep"],
         "BLOCKS": blocks or None,
         "MICROBATCH": settings.microbatch,
@@ -117,19 +116,21 @@ def _wrapped(config: dict) -> str:
     return "\n    ".join(textwrap.wrap(repr(config), 110, break_long_words=False, break_on_hyphens=False))
 
 
-HEAD = """import time
+HEAD = """import itertools  #? selective
+import time
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, @SCHEDULE@  #? pp
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts  #? selective
+from torch.utils.checkpoint import create_selective_checkpoint_contexts  #? selective
 from transformers import @CLASS@
 from transformers.distributed import DistributedConfig  #? divided
 from transformers.distributed.utils import TransformersDeviceMesh  #? divided
 
-CONFIG = @CONFIG@  # the other fields as @CLASS@ has them
+# The fields of the configuration that @CLASS@ does not have anyway.
+CONFIG = @CONFIG@
 MESH = @MESH@
+EXPERTS = @EXPERTS@  # the same ranks, as layers with experts have them  #? divided
 STAGES = @STAGES@  # layers of the pipeline stages: the first one, and the one after the last  #? pp
 BATCH, LENGTH = @BATCH@, @LENGTH@  # samples on all ranks, tokens of a sample
 MICROBATCH, MICROBATCHES = @MICROBATCH@, @MICROBATCHES@  # samples on each replica, how often
@@ -141,7 +142,7 @@ STORED, COMPUTED = @STORED@, torch.bfloat16  # data types of the parameters
 SPREAD = """    options = {"use_reentrant": False, "preserve_rng_state": False}  #? recompute !selective
     options = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": kept_results}  #? selective
     model.activation_checkpointing_enable(options)  #? recompute
-    moe = init_device_mesh(mesh.device_type, @EXPERTS@, mesh_dim_names=@NAMES@)  #? divided
+    moe = dist.init_device_mesh(mesh.device_type, tuple(EXPERTS.values()), mesh_dim_names=tuple(EXPERTS))  #? divided
     sizes = {"dp_replicate_size": MESH["dp_replicate"], "fsdp_size": MESH["fsdp"], "tp_size": MESH["tp"]}  #? divided
     sizes |= {"ep_size": @EP@, "fsdp_plan": @BLOCKS@, "fsdp_mixed_precision": STORED != COMPUTED}  #? divided
     type(model).maybe_distribute_model(model, DistributedConfig(**sizes), TransformersDeviceMesh(mesh, moe))  #? divided
@@ -153,7 +154,8 @@ STAGE = '''class Stage(torch.nn.Module):
     def __init__(self, number, mesh):
         super().__init__()
         torch.manual_seed(0)  # the same parameters on all ranks
-        model = @CLASS@(@CLASS@.config_class.from_dict(CONFIG)).to(@STAGED@STORED).train()@MOVES@
+        config = @CLASS@.config_class.from_dict(CONFIG)
+        model = @CLASS@(config).to(@STAGED@STORED).train()@MOVES@
         base, (begin, end) = model.base_model, STAGES[number]
         self.number, self.first, self.last, self.backward_passes = number, begin == 0, number == len(STAGES) - 1, 0
         for name, value in list(vars(model.config).items()):  # lists with a value for each layer  #? lists
@@ -189,10 +191,10 @@ BUILD = '''def build():
     """This rank's schedule and stages, their optimizer, and the samples of a step."""  #? pp
     """This rank's model, its optimizer, and the samples of a step."""  #? !pp
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.get_device_module(device).set_device(dist.get_node_local_rank(fallback_rank=0))
-    mesh = init_device_mesh(device, tuple(MESH.values()), mesh_dim_names=tuple(MESH))
+    mesh = dist.init_device_mesh(device, tuple(MESH.values()), mesh_dim_names=tuple(MESH))
     torch.manual_seed(0)  # the same parameters on all ranks  #? !pp
-    model = @CLASS@(@CLASS@.config_class.from_dict(CONFIG)).to(@PLACE@STORED).train()@MOVES@  #? !pp
+    config = @CLASS@.config_class.from_dict(CONFIG)  #? !pp
+    model = @CLASS@(config).to(@PLACE@STORED).train()@MOVES@  #? !pp
 @SPREAD@    modules = [model]  #? !pp
     modules = [Stage(number, mesh) for number in range(mesh["pp"].get_local_rank(), len(STAGES), MESH["pp"])]  #? pp
     stages = [module.pipelined(mesh) for module in modules]  #? pp

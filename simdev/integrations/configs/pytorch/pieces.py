@@ -13,19 +13,14 @@ SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "S
 LOOPED = ("interleaved", "looped-bfs")
 POLICY = '''def kept_results():
     """Keep attention and the first of every two products, recompute the rest."""
-    products = {False: 0, True: 0}
-
-    def policy(context, op, *_, **__):
-        products[context.is_recompute] += op == torch.ops.aten.mm.default
-        keep = products[context.is_recompute] % 2 if op == torch.ops.aten.mm.default else "_scaled_dot_" in str(op)
-        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
-
-    return create_selective_checkpoint_contexts(policy)
+    first, mm = {again: itertools.cycle([True, False]) for again in (False, True)}, torch.ops.aten.mm.default
+    return create_selective_checkpoint_contexts(
+        lambda context, op, *_, **__: next(first[context.is_recompute]) if op == mm else "_scaled_dot_" in str(op)
+    )
 
 
 '''
 MAIN = """if __name__ == "__main__":
-    dist.init_process_group()
     parts = build()
     for number in range(3):
         began = time.perf_counter()

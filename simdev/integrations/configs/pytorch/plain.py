@@ -22,7 +22,7 @@ INPUT = re.compile(r"input (\d+) of (\d+)")  # a style of simdev.parallel.captur
 
 
 def write(job: Job, choice: Choice, settings: Settings) -> str:
-    """The script, which imports the ``make_step`` that was planned. The user replaces ``batches``."""
+    """The script, which imports the ``make_step`` that was planned. The user replaces the inputs of ``build``."""
     refuse_schedule(settings)
     built = job.model.function
     assert isinstance(built, PlainModel)
@@ -59,18 +59,33 @@ def write(job: Job, choice: Choice, settings: Settings) -> str:
     flags["spread"] = flags["blocks"] or flags["tp"]
     flags["listed"] = flags["data"] or flags["compiled"]
     flags["lists"] = len(built.lists) != 1
-    flags["looped"] = settings.schedule in LOOPED
     flags["mixes"] = flags["pp"] and built.mixes
     flags["mixed"] = flags["data"] and settings.precision == "mixed"
-    flags["reshard"] = settings.reshard_after_forward and not settings.gathered
     flags["once"] = flags["data"] and settings.microbatches > 1 and not settings.reduce_each
+    flags["renewed"] = flags["data"] or flags["tp"]  # parameters are other objects then
+    flags["owned"] = not flags["tp"] and (flags["data"] or flags["pp"])
     styles = _styles(built) if flags["tp"] else ""
     flags["inputs"] = "PrepareModuleInput" in styles
+    parts = ["fsdp"] * (flags["shard"] or flags["mixed"]) + ["pipelining as pipe"] * flags["pp"]
+    flags["parts"] = bool(parts)
+    options = []
+    if flags["mixed"]:
+        options.append('"mp_policy": fsdp.MixedPrecisionPolicy(torch.bfloat16, torch.float32)')
+    if flags["shard"] and (settings.gathered or not settings.reshard_after_forward):
+        options.append('"reshard_after_forward": False')
+    flags["options"] = bool(options)
     values = {
         "MODULE": Path(path).stem,
         "FUNCTION": function,
         "MESH": sizes or {"dp_shard": 1},
-        "DATA": repr(data[0] if len(data) == 1 else data),
+        "DATA": ", ".join(map(repr, data)),
+        "OPTIONS": "{" + ", ".join(options) + "}",
+        "SHARD": "fsdp.fully_shard" if flags["shard"] else "replicate",
+        "HOW": ", **OPTIONS" if options else "",
+        "PARTS": ", ".join(parts),
+        "APPEND": APPEND,
+        "ABSENT": ABSENT,
+        "TENSOR": "experimental, parallel" if not flags["inputs"] else "Replicate, experimental, parallel",
         "STYLES": styles,
         "OWN": f" + {replica} * MICROBATCHES * MICROBATCH" if (replica := _replica(settings)) else "",
         "LIST": repr(built.lists[0] if built.lists else ""),
@@ -82,8 +97,12 @@ def write(job: Job, choice: Choice, settings: Settings) -> str:
         "RANKS": "(dist.get_world_size() // MESH['pp'])" if flags["pp"] else "dist.get_world_size()",
         **(_stages(built, settings) if flags["pp"] else {}),
     }
-    step = STAGE + STAGES if flags["pp"] else STEP
-    text = "".join([HEAD, POLICY * flags["selective"], PREPARE, step, MAIN])
+    prepare, build = PREPARE.replace("@SPREAD@\n", SPREAD), BUILD
+    if flags["pp"]:
+        prepare, build = STAGE.replace("@SPREAD@\n", textwrap.indent(SPREAD, "    ")), ""
+    elif not flags["spread"]:
+        prepare = ""
+    text = "".join([HEAD, POLICY * flags["selective"], prepare, build, MAIN])
     run = f"As train.py beside {Path(path).name}: {command}"
     return header(job, choice, RELEASE, run) + render(text, flags, values)
 
@@ -93,10 +112,9 @@ def _doc(flags: dict[str, bool]) -> str:
     parts = {word: word for word in ("recompute", "shard", "replicate")}
     parts = {"divide": "tp", "recompute": "recompute", "compile": "compiled", **parts}
     words = [word for word, flag in parts.items() if flags[flag]]
-    if not words:
-        return "Return the optimizer of `step` for the parameters of its model."
-    listed = ", ".join(words[:-1]) + " and " * (len(words) > 1) + words[-1]
-    return f"{listed.capitalize()} the model of `step`, in place; returns its optimizer for the new parameters."
+    listed = ", ".join(words[:-1]) + " and " * (len(words) > 1) + "".join(words[-1:])
+    renewed = "; its optimizer gets the new parameters" if flags["renewed"] else ""
+    return f"{listed.capitalize()} the model of `step`, in place{renewed}."
 
 
 def _replica(settings: Settings) -> str:
@@ -119,72 +137,70 @@ def _stages(built: PlainModel, settings: Settings) -> dict[str, object]:
     bounds = [0, *accumulate(settings.stage_layers)]
     return {
         "STAGES": list(zip(bounds, bounds[1:], strict=False)),
-        "BEFORE": _wrapped(sorted(ends.before)),
-        "AFTER": _wrapped(sorted(ends.after)),
+        "ENDS": _ends(sorted(ends.before), sorted(ends.after)),
         "HIDDEN": f"({ends.shape[0] * settings.microbatch}, {', '.join(map(str, ends.shape[1:]))})",
         "COMPUTED": computes,
-        "SCHEDULE": SCHEDULES[settings.schedule],
-        "STAGE": "staged" if settings.schedule in LOOPED else "stages[0].pipelined",
+        "SCHEDULE": f"pipe.{SCHEDULES[settings.schedule]}",
+        "STAGE": "stages" if settings.schedule in LOOPED else "stages[0]",
     }
 
 
-def _wrapped(names: list[str]) -> str:
-    return "\n    ".join(textwrap.wrap(repr(names), 110, break_long_words=False, break_on_hyphens=False))
+def _ends(before: list[str], after: list[str]) -> str:
+    what = "# parameters of the first stage, of the last one"
+    if len(line := f"BEFORE, AFTER = {before}, {after}  {what}") <= 120:
+        return line
+    return f"{what}\nBEFORE = {_wrapped(repr(before))}\nAFTER = {_wrapped(repr(after))}"
+
+
+def _wrapped(code: str) -> str:
+    """Code in lines of at most 120 columns, of which the first follows a name."""
+    return "\n    ".join(textwrap.wrap(code, 100, break_long_words=False, break_on_hyphens=False))
 
 
 def _styles(built: PlainModel) -> str:
     """The tensor-parallel plan with PyTorch's styles, as code. Raises :class:`Unsupported` for styles of the user's."""
-    lines = ["{"]
+    names: dict[str, list[str]] = {}
     for name, style in built.tp_plan.items():
         found = INPUT.fullmatch(style) if isinstance(style, str) else None
         if found:
             layouts = ", ".join("Replicate()" if n + 1 == int(found[1]) else "None" for n in range(int(found[2])))
-            code = f"PrepareModuleInput(input_layouts=({layouts},), desired_input_layouts=({layouts},))"
+            code = f"parallel.PrepareModuleInput(input_layouts=({layouts},), desired_input_layouts=({layouts},))"
         elif style in STYLES:
             code = STYLES[style]
         else:
             raise Unsupported(f"the script cannot write the style of {name} (tp): it knows {', '.join(STYLES)}")
-        lines.append(f"    {name!r}: {code},")
-    return "\n".join([*lines, "}"])
+        names.setdefault(code, []).append(name)
+    lines = [_wrapped(f"dict.fromkeys({listed}, {code})") for code, listed in names.items()]
+    return "TENSOR_PARALLEL = " + "\nTENSOR_PARALLEL |= ".join(lines)
 
 
-STYLES = {"colwise": "ColwiseParallel(use_local_output=False)", "rowwise": "RowwiseParallel()"}
-HEAD = """import time
+STYLES = {"colwise": "parallel.ColwiseParallel(use_local_output=False)", "rowwise": "parallel.RowwiseParallel()"}
+HEAD = """import itertools  #? selective
+import time
+from functools import partial  #? pp
 
 import torch
 import torch.distributed as dist
+from torch.distributed import @PARTS@  #? parts
 from torch.distributed._composable.replicate_with_fsdp import replicate  #? replicate
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper  #? recompute
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  #? shard mixed
-from torch.distributed.fsdp import fully_shard  #? shard !mixed
-from torch.distributed.fsdp import MixedPrecisionPolicy  #? replicate mixed
-from torch.distributed.pipelining import PipelineStage, @SCHEDULE@  #? pp
-from torch.distributed.tensor import Replicate  #? inputs
-from torch.distributed.tensor.experimental import implicit_replication  #? tp
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  #? tp
-from torch.distributed.tensor.parallel import PrepareModuleInput  #? inputs
-from torch.overrides import TorchFunctionMode  #? mixes
-from torch.utils._pytree import tree_leaves, tree_map_only  #? mixes
-from torch.utils._pytree import tree_map_only  #? pp !mixes
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts  #? selective
+from torch.distributed.tensor import @TENSOR@  #? tp
+from torch.utils.checkpoint import create_selective_checkpoint_contexts  #? selective
 
 from @MODULE@ import @FUNCTION@
 
 MESH = @MESH@
-TENSOR_PARALLEL = @STYLES@  #? tp
+@STYLES@  #? tp
 MICROBATCH, MICROBATCHES = @MICROBATCH@, @MICROBATCHES@  # samples on each rank, how often
 STAGES = @STAGES@  # blocks of the pipeline stages: the first one, and the one after the last  #? pp
-BEFORE = @BEFORE@  # parameters of the first stage  #? pp
-AFTER = @AFTER@  # parameters of the last stage  #? pp
+@ENDS@  #? pp
+OPTIONS = @OPTIONS@  #? options
+@ABSENT@  #? pp
 
 
 """
-PREPARE = """def prepare(step, mesh):
-    @DOC@
-    model, before = step.model, list(step.model.parameters())  #? spread
-    parallelize_module(model, mesh["tp"], TENSOR_PARALLEL)  #? tp
-    blocks = model.get_submodule(@LIST@)  #? blocks !lists
+# What a plan does to `model`, whose parameters before it are `before`, and to the optimizer of `step`.
+SPREAD = """    parallel.parallelize_module(model, mesh["tp"], TENSOR_PARALLEL)  #? tp
     for name, block in list(blocks.named_children()):  #? recompute !lists
         setattr(blocks, name, checkpoint_wrapper(block, preserve_rng_state=False@CONTEXT@))  #? recompute !lists
     for blocks in map(model.get_submodule, @LISTS@):  #? recompute lists
@@ -193,39 +209,45 @@ PREPARE = """def prepare(step, mesh):
     blocks = [block for name in @LISTS@ for block in model.get_submodule(name).children()]  #? listed lists
     for block in blocks:  #? compiled
         block.compile()  # by itself, and before it is sharded  #? compiled
-    options = {"mesh": mesh[@DATA@], "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}  #? mixed
-    options = {"mesh": mesh[@DATA@]}  #? data !mixed
     for module in [*blocks, model]:  #? data
-        fully_shard(module, **options)  #? shard reshard
-        fully_shard(module, **options, reshard_after_forward=False)  #? shard !reshard
-        replicate(module, **options)  #? replicate
-    now = dict(zip(before, model.parameters(), strict=True))  #? spread
-    now = {p: p for p in step.model.parameters()}  #? !spread
-    groups = {}  #? tp
+        @SHARD@(module, mesh=mesh[@DATA@]@HOW@)  #? data
+    now = dict(zip(before, model.parameters(), strict=True))  #? renewed !tp
+    now = {p: p for p in model.parameters()}  #? pp !renewed
+    now, groups = dict(zip(before, model.parameters(), strict=True)), {}  # parameters, and those of one mesh  #? tp
     for number, group in enumerate(step.optimizer.param_groups):  #? tp
         for p in [now[p] for p in group["params"] if p in now]:  #? tp
-            alike = number, getattr(p, "device_mesh", None)  # one kernel takes one mesh  #? tp
-            groups.setdefault(alike, {**group, "params": []})["params"].append(p)  #? tp
-    return type(step.optimizer)(list(groups.values()))  #? tp
-    groups = [(group, [now[p] for p in group["params"] if p in now]) for group in step.optimizer.param_groups]  #? !tp
-    return type(step.optimizer)([{**group, "params": params} for group, params in groups if params])  #? !tp
+            @APPEND@  #? tp
+    step.optimizer.param_groups = list(groups.values())  #? tp
+    for group in step.optimizer.param_groups:  #? owned
+        group["params"] = [now[p] for p in group["params"] if p in now]  #? owned
+"""
+APPEND = 'groups.setdefault((number, getattr(p, "device_mesh", 0)), {**group, "params": []})["params"].append(p)'
+ABSENT = (
+    'absent = partial(torch.utils._pytree.tree_map_only, torch.Tensor, lambda x: x.to("meta"))  # has shapes, no values'
+)
+PREPARE = """def prepare(step, mesh):
+    @DOC@
+    model, before = step.model, list(step.model.parameters())  #? renewed
+    model = step.model  #? !renewed
+    blocks = model.get_submodule(@LIST@)  #? blocks !lists
+@SPREAD@
 
 
 """
-STEP = '''def build():
+BUILD = '''def build():
     """This rank's model, loss and optimizer, and the inputs of a step."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.get_device_module(device).set_device(dist.get_node_local_rank(fallback_rank=0))
-    mesh = init_device_mesh(device, tuple(MESH.values()), mesh_dim_names=tuple(MESH))
+    mesh = dist.init_device_mesh(device, tuple(MESH.values()), mesh_dim_names=tuple(MESH))
     torch.manual_seed(0)  # the same parameters on all ranks
     step = @FUNCTION@()  # on the host: each block moves to the device when it is sharded  #? shard
     step = @FUNCTION@()  #? !shard
     step.model.to(device)  #? !shard
-    optimizer = prepare(step, mesh)
+    prepare(step, mesh)  #? spread
     samples = torch.arange(MICROBATCHES * MICROBATCH)@OWN@
-    return step.model, step.loss, optimizer, [x[samples % len(x)].to(device) for x in step.inputs]  # or your data
+    return step.model, step.loss, step.optimizer, [x[samples % len(x)].to(device) for x in step.inputs]  # or your data
 
 
+@experimental.implicit_replication()  # of tensors that TENSOR_PARALLEL does not divide  #? tp
 def train_step(model, loss, optimizer, inputs):
     """One step; returns the mean loss over the samples of this rank."""
     total = 0.0
@@ -234,11 +256,8 @@ def train_step(model, loss, optimizer, inputs):
         model.set_is_last_backward(last)  #? once
         model.set_requires_gradient_sync(last)  #? once
         model.set_reshard_after_backward(number == MICROBATCHES - 1)  # gathered once in a step  #? gathered
-        with implicit_replication():  # of tensors that TENSOR_PARALLEL does not divide  #? tp
-            part = loss(model, *microbatch) / MICROBATCHES  #? tp
-            part.backward()  #? tp
-        part = loss(model, *microbatch) / MICROBATCHES  #? !tp
-        part.backward()  #? !tp
+        part = loss(model, *microbatch) / MICROBATCHES
+        part.backward()
         total += part.detach()
     optimizer.step()
     optimizer.zero_grad()
@@ -246,108 +265,80 @@ def train_step(model, loss, optimizer, inputs):
 
 
 '''
-STAGE = '''def absent(values):  #? mixes
-    """The tensors among `values` on `meta`: shapes, of which nothing is computed."""  #? mixes
-    return tree_map_only(torch.Tensor, lambda x: x.to("meta"), values)  #? mixes
-  #? mixes
-  #? mixes
-class Absent(TorchFunctionMode):  #? mixes
-    """What follows from a tensor on `meta` is on `meta`."""  #? mixes
+STAGE = '''class Absent(torch.overrides.TorchFunctionMode):  #? mixes
+    """What follows from a tensor on `meta` is on `meta`, where nothing is computed."""  #? mixes
   #? mixes
     def __torch_function__(self, func, types, args=(), kwargs=None):  #? mixes
-        if any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in tree_leaves((args, kwargs))):  #? mixes
+        if any(getattr(leaf, "is_meta", False) for leaf in torch.utils._pytree.tree_leaves((args, kwargs))):  #? mixes
             args, kwargs = absent((args, kwargs))  #? mixes
         return func(*args, **kwargs or {})  #? mixes
   #? mixes
   #? mixes
-class Sent(Exception):
-    """Takes the output of a stage out of the model's code."""
-
-
-class Stage(torch.nn.Module):
+class Stage(pipe.PipelineStage):
     """Blocks of the model, with what runs before them on the first stage, and what runs after them on the last one."""
 
+    class Sent(Exception): ...  # takes the output of a stage out of the model's code
+
     def __init__(self, number, mesh):
-        super().__init__()
+        x = torch.empty(@HIDDEN@, dtype=@COMPUTED@, device="meta", requires_grad=True)
+        super().__init__(torch.nn.Module(), number, len(STAGES), mesh.device_type, x, x, group=mesh.get_group("pp"))
         torch.manual_seed(0)  # the same parameters on all ranks
         self.step = step = @FUNCTION@()  # on the host: each block moves to the device when it is sharded  #? shard
         self.step = step = @FUNCTION@()  #? !shard
-        self.model, self.backward_passes = step.model, 0  #? data
-        self.model = step.model  #? !data
-        self.first, self.last, (begin, end) = number == 0, number == len(STAGES) - 1, STAGES[number]
-        blocks = step.model.get_submodule(@LIST@)
+        model, blocks, (begin, end) = step.model, step.model.get_submodule(@LIST@), STAGES[number]
         del blocks[end:], blocks[:begin]
-        for name in [*([] if self.first else BEFORE), *([] if self.last else AFTER)]:
-            holder, name = step.model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
-            shape = getattr(holder, name).detach().to("meta")
-            delattr(holder, name)
-            setattr(holder, name, shape)
-        step.model.to(mesh.device_type)  #? !shard
-        self.optimizer = prepare(step, mesh)
-        self.code, step.model.forward = step.model.forward, self.run
-        if not self.first:
-            blocks[0].register_forward_pre_hook(lambda _, args: (self.received, *args[1:]), prepend=True)
-        if not self.last:
-            blocks[-1].register_forward_hook(self.send)
-            step.model.register_forward_hook(self.send)
-        hidden = torch.empty(@HIDDEN@, dtype=@COMPUTED@, device="meta", requires_grad=True)
-        output = torch.empty((), device="meta") if self.last else hidden
-        device, group = torch.device(mesh.device_type), mesh["pp"].get_group()
-        self.pipelined = PipelineStage(self, number, len(STAGES), device, hidden, output, group=group)
+        for name in [*([] if self.is_first else BEFORE), *([] if self.is_last else AFTER)]:
+            holder, name = model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+            setattr(holder, name, holder._parameters.pop(name).detach().to("meta"))
+        model.to(mesh.device_type)  #? !shard
+        before = list(model.parameters())  #? renewed
+@SPREAD@
+        blocks[0].register_forward_pre_hook(lambda _, args: (*(self.received or args[:1]), *args[1:]), prepend=True)
+        for module in [] if self.is_last else [blocks[-1], model]:
+            module.register_forward_hook(self.send)
+        model.register_forward_pre_hook(lambda _, *given: given if self.is_first else absent(given), with_kwargs=True)
+        model.forward = partial(self.until_sent, model.forward)
 
     def send(self, module, args, output):
-        raise Sent(output)
+        raise self.Sent(output)
 
-    def run(self, *args, **kwargs):
-        if not self.first:  # what other stages compute has shapes and no values
-            args, kwargs = tree_map_only(torch.Tensor, lambda x: x.to("meta"), (args, kwargs))  #? !mixes
-            args, kwargs = absent((args, kwargs))  #? mixes
+    def until_sent(self, code, *args, **kwargs):
         try:
-            return self.code(*args, **kwargs)  #? !mixes
-            with Absent():  #? mixes
-                return self.code(*args, **kwargs)  #? mixes
-        except Sent as sent:
+            return code(*args, **kwargs)
+        except self.Sent as sent:
             return sent.args[0]
 
-    def forward(self, received=None, *, inputs):
+    def forward_maybe_with_nosync(self, *received, inputs):
         self.received = received
-        try:
-            output = self.step.loss(self.model, *inputs)
-        except Sent as sent:
-            output = sent.args[0]
-        output.register_hook(self.begin_backward)  #? data
-        return output
+        return self.until_sent(self.step.loss, self.step.model, *inputs)  #? !mixes
+        with Absent():  #? mixes
+            return self.until_sent(self.step.loss, self.step.model, *inputs)  #? mixes
   #? data
-    def begin_backward(self, gradient):  #? data
-        self.backward_passes += 1  #? data
-        last = self.backward_passes % MICROBATCHES == 0  # which reduces gradients  #? data
-        self.model.set_is_last_backward(last)  #? data
-        self.model.set_requires_gradient_sync(last)  #? data
-        self.model.set_reshard_after_backward(last)  #? gathered
+    def backward_maybe_with_nosync(self, *args, last_backward=False):  #? data
+        self.step.model.set_is_last_backward(last_backward)  # which reduces gradients  #? data
+        self.step.model.set_requires_gradient_sync(last_backward)  #? data
+        self.step.model.set_reshard_after_backward(last_backward)  #? gathered
+        return super().backward_maybe_with_nosync(*args)  #? data
 
 
-'''
-STAGES = '''def build():
+def build():
     """This rank's schedule and stages, and the inputs of a step."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.get_device_module(device).set_device(dist.get_node_local_rank(fallback_rank=0))
-    mesh = init_device_mesh(device, tuple(MESH.values()), mesh_dim_names=tuple(MESH))
+    mesh = dist.init_device_mesh(device, tuple(MESH.values()), mesh_dim_names=tuple(MESH))
     stages = [Stage(number, mesh) for number in range(mesh["pp"].get_local_rank(), len(STAGES), MESH["pp"])]
-    staged = [stage.pipelined for stage in stages]  #? looped
-    schedule = @SCHEDULE@(@STAGE@, MICROBATCHES, lambda loss, _: loss / MICROBATCHES, scale_grads=False)
+    schedule = @SCHEDULE@(@STAGE@, MICROBATCHES, lambda x, _: x / MICROBATCHES, scale_grads=False)
     samples = torch.arange(MICROBATCHES * MICROBATCH)@OWN@
     return schedule, stages, [x[samples % len(x)].to(device) for x in stages[0].step.inputs]  # or your data
 
 
+@experimental.implicit_replication()  # of tensors that TENSOR_PARALLEL does not divide  #? tp
 def train_step(schedule, stages, inputs):
     """One step; returns the mean loss over the samples of this rank, 0 on ranks without the last stage."""
     losses = [torch.zeros((), device=inputs[0].device)]
-    with implicit_replication():  # of tensors that TENSOR_PARALLEL does not divide  #? tp
-        schedule.step(inputs=inputs, target=inputs[0], losses=losses, return_outputs=False)  #? tp
-    schedule.step(inputs=inputs, target=inputs[0], losses=losses, return_outputs=False)  #? !tp
+    schedule.step(inputs=inputs, target=inputs[0], losses=losses, return_outputs=False)
     for stage in stages:
-        stage.optimizer.step()
-        stage.optimizer.zero_grad()
+        stage.step.optimizer.step()
+        stage.step.optimizer.zero_grad()
     return sum(loss.detach() for loss in losses).double()
 
 

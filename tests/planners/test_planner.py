@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from dataclasses import replace
 from itertools import islice
 from multiprocessing import get_context
 
@@ -194,6 +195,9 @@ def test_days_and_dollars_by_hand(tiny_job, tiny_evaluator):
         (8, "dp_replicate=4,tp=2 microbatch=1", True),
         (32, "dp_replicate=16,tp=2 microbatch=1", True),
     ]
+    alone = job.with_changes(cluster=replace(cluster, nodes=1, network_bytes_per_s=0), ranks=8)
+    choice = Choice(Mesh({"dp_replicate": 4, "tp": 2}), 1)
+    assert other_sizes(alone, evaluator, evaluator.sibling(alone).outcome(choice, always=True), None, None) == []
 
 
 def test_uneven_stages_are_simulated(tiny_job, tiny_evaluator):

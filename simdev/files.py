@@ -112,6 +112,7 @@ def read_lines(path: str | os.PathLike, most: int = MAX_JOURNAL, longest: int = 
     bytes, or a line longer than ``longest``, have been read."""
     total = 0
     try:
+        _need_regular(path)
         with open(path, "rb") as file:
             while line := file.readline(longest + 1):
                 total += len(line)
@@ -212,6 +213,7 @@ def open_zip(path: str | os.PathLike) -> Iterator[zipfile.ZipFile]:
     dozen types of exceptions.
     """
     try:
+        _need_regular(path)
         with open(path, "rb") as file:
             _check_directory(file, path)
             with zipfile.ZipFile(file) as archive:
@@ -226,13 +228,11 @@ def open_zip(path: str | os.PathLike) -> Iterator[zipfile.ZipFile]:
 
 
 def _check_directory(file: BinaryIO, path: str | os.PathLike) -> None:
-    """Refuse an archive that is no regular file, is too large, or whose table of contents would fill the memory."""
-    about = os.fstat(file.fileno())
-    if not stat.S_ISREG(about.st_mode):
-        raise InvalidInput("not a regular file", source=path)
-    if about.st_size > MAX_ARCHIVE:
+    """Refuse an archive that is too large, or whose table of contents would fill the memory."""
+    whole = os.fstat(file.fileno()).st_size
+    if whole > MAX_ARCHIVE:
         raise _too_large(path, MAX_ARCHIVE)
-    tail = min(about.st_size, 22 + (1 << 16) + 20)  # the last record, its comment, the locator of the 64-bit form
+    tail = min(whole, 22 + (1 << 16) + 20)  # the last record, its comment, the locator of the 64-bit form
     file.seek(-tail, os.SEEK_END)
     data = file.read(tail)
     end = data.rfind(b"PK\5\6")
@@ -240,6 +240,27 @@ def _check_directory(file: BinaryIO, path: str | os.PathLike) -> None:
     if size > MAX_DIRECTORY or data[max(0, end - 20) :].startswith(b"PK\6\7"):
         raise InvalidInput(f"the table of contents is larger than {MAX_DIRECTORY} bytes: refused", source=path)
     file.seek(0)
+
+
+def _need_regular(path: str | os.PathLike) -> None:
+    """Refuse what is no regular file before it is opened: whoever opens a pipe waits until somebody writes to it. What
+    the system says of a folder is more precise."""
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise InvalidInput("not a regular file", source=path)
+
+
+def files_below(folder: str | os.PathLike) -> list[str]:
+    """Everything below a folder that is no folder itself: sorted paths from there, with ``/``. Links are named, not
+    followed. Raises :class:`InvalidInput` for a folder whose content cannot be listed."""
+    found, left = [], [""]
+    while left:
+        at = left.pop()
+        with writing(os.path.join(folder, at)), os.scandir(os.path.join(folder, at)) as entries:
+            for entry in entries:
+                inside = entry.is_dir(follow_symlinks=False)
+                (left.append if inside else found.append)(f"{at}{entry.name}{'/' if inside else ''}")
+    return sorted(found)
 
 
 def _too_large(path: object, most: int) -> InvalidInput:

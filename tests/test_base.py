@@ -214,8 +214,11 @@ def test_reading_ends_at_the_limit(tmp_path):
     (tmp_path / "link.json").symlink_to("/dev/zero")
     with pytest.raises(InvalidInput, match="link.json: larger than"):
         read_json(tmp_path / "link.json", 1000)
-    with pytest.raises(InvalidInput, match="larger than"):
+    with pytest.raises(InvalidInput, match="/dev/zero: not a regular file"):
         list(read_lines("/dev/zero", longest=1000))
+    (tmp_path / "line").write_bytes(bytes(1001))
+    with pytest.raises(InvalidInput, match="line: larger than 1000 bytes"):
+        list(read_lines(tmp_path / "line", longest=1000))
     with pytest.raises(InvalidInput, match="/dev/zero: not a regular file"), open_zip("/dev/zero"):
         pass
 

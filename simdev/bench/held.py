@@ -16,7 +16,7 @@ from simdev.bench.journal import Journal
 from simdev.bench.plan_rows import PlanRow
 from simdev.bench.rows import Row
 from simdev.errors import InvalidInput
-from simdev.files import writing
+from simdev.files import files_below, writing
 
 BEGIN = b'{"kind": "verification"'  # of a file; less where a crash cut its first line short
 
@@ -84,8 +84,9 @@ def _state(folder: Path, check: Check) -> str:
     settings = replace(check, limits=None)
     parts = [provenance.source_digest(), provenance.versions(), torch, provenance.machine(), repr(settings)]
     digest = hashlib.sha256(json.dumps(parts).encode())
-    for path in sorted(folder.rglob("*")):
-        digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
+    for name in files_below(folder):
+        path = folder / name
+        digest.update(os.fsencode(name) + b"\0")
         if path.is_symlink():
             digest.update(os.readlink(path).encode() + b"\0")
         elif path.is_file():

@@ -18,7 +18,7 @@ from simdev.bench.rows import RESULTS, Row
 from simdev.bench.score import LEADERBOARD, RANKING, leaderboard, ranking
 from simdev.bench.stored import is_registered, kept_machine, registered_placer
 from simdev.errors import InvalidInput, shortened
-from simdev.files import TEMPORARY, parse_json, read_text, read_toml
+from simdev.files import TEMPORARY, files_below, parse_json, read_text, read_toml
 from simdev.parallel.models import parallel_models, split_size
 from simdev.placers import registry
 from simdev.problem.graph_file import load_graph
@@ -40,7 +40,7 @@ def file_differences(folder: Path, found: list[Row | PlanRow], note: Note) -> li
     not checked although it may be there."""
     results = [row for row in found if isinstance(row, Row)]
     plans = [row for row in found if isinstance(row, PlanRow)]
-    wrong, seen = repeated(found), set()
+    wrong, seen, others = repeated(found), set(), files_below(folder)
     if not any((folder / schema.file).is_file() for schema in (RESULTS, PLANS)):
         wrong.append(Difference(folder.name, "", "", f"holds neither {RESULTS.file} nor {PLANS.file}"))
     for name, check in {
@@ -56,13 +56,10 @@ def file_differences(folder: Path, found: list[Row | PlanRow], note: Note) -> li
         PLACEMENTS: lambda: _placements(folder, packed_keys(folder), PLACEMENTS, results),
     }.items():
         needed = (results and name in ("leaderboard.csv", "ranking.csv")) or (plans and name == plan_rows.TABLES)
-        if needed or (folder / name).is_file():
+        if (needed and name not in others) or (folder / name).is_file():
             seen.add(name)
             wrong += _limited(name, check)
             wrong += [Difference(name, "", "", LINK)] * (folder / name).is_symlink()
-    others = sorted(
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()
-    )
     read = []
     for name in others:
         if name in seen:
@@ -293,6 +290,8 @@ def _other(folder: Path, name: str, results: list[Row], plans: list[PlanRow]) ->
     path = folder / name
     if path.is_symlink():
         return [Difference(shortened(name, 200), "", "", LINK)], True
+    if not path.is_file():
+        return [Difference(shortened(name, 200), "", "", "is neither a file nor a folder")], True
     if name == ".lock":
         return ([] if path.stat().st_size == 0 else [Difference(name, "", "", "is not empty")]), True
     if name.endswith(TEMPORARY):

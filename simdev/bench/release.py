@@ -8,6 +8,7 @@ al.: Datasheets for Datasets, Communications of the ACM 64(12), 2021.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from simdev.bench.plan_rows import PLANS
 from simdev.bench.rows import ABSENT, COLUMNS, KEY, PACE, Row, read_csv
 from simdev.bench.score import LEADERBOARD, RANKING
 from simdev.errors import InvalidInput, shortened
-from simdev.files import MAX_DOCUMENT, read_bytes, read_json
+from simdev.files import MAX_DOCUMENT, files_below, read_bytes, read_json
 
 PACKAGE, SHEET = "datapackage.json", "DATASHEET.md"
 TABLES = {
@@ -154,23 +155,28 @@ def _schema_faults(path: Path) -> list[tuple[str, str]]:
 def _checksum_faults(folder: Path) -> list[tuple[str, str]]:
     document = read_json(folder / PACKAGE)
     resources = document.get("resources") if isinstance(document, dict) else None
-    if not isinstance(resources, list) or not all(isinstance(entry, dict) for entry in resources):
-        raise InvalidInput("expected a list of objects", source=folder / PACKAGE, field="resources")
-    named = {str(entry.get("path")): entry.get("hash") for entry in resources}
-    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {PACKAGE, SHEET}
-    found = [(name, f"is not named in {PACKAGE}") for name in sorted(there - named.keys())]
+    if not isinstance(resources, list) or not all(
+        isinstance(entry, dict) and isinstance(entry.get("path"), str) for entry in resources
+    ):
+        raise InvalidInput("expected a list of objects, each with a path", source=folder / PACKAGE, field="resources")
+    named = {entry["path"]: entry for entry in resources}
+    there = {name for name in files_below(folder) if (folder / name).is_file()} - {PACKAGE, SHEET}
+    found = [(shortened(name, 200), f"is not named in {PACKAGE}") for name in sorted(there - named.keys())]
     found += [(shortened(name, 200), f"is named in {PACKAGE}, but absent") for name in sorted(named.keys() - there)]
-    described = {str(entry.get("path")): entry for entry in resources}
-    fresh = package("", {name: read_bytes(folder / name, MAX_DOCUMENT) for name in sorted(there)})
+    files = {name: read_bytes(folder / name, MAX_DOCUMENT) for name in [*named, *sorted(there)] if name in there}
+    fresh = package(str(document.get("name")), files)
+    whole = json.dumps(fresh, indent=1) + "\n"
     for entry in fresh.pop("resources"):
         name = entry["path"]
-        if name in named and named[name] != entry["hash"]:
-            found.append((name, f"has another SHA-256 than {PACKAGE} says"))
-        elif name in named and described[name] != entry:
-            found.append((name, f"is described otherwise than it is in {PACKAGE}"))
+        if name in named and named[name].get("hash") != entry["hash"]:
+            found.append((shortened(name, 200), f"has another SHA-256 than {PACKAGE} says"))
+        elif name in named and named[name] != entry:
+            found.append((shortened(name, 200), f"is described otherwise than it is in {PACKAGE}"))
     for key in sorted(map(str, (document.keys() | fresh.keys()) - {"resources", "name"})):
         if document.get(key) != fresh.get(key):
             found.append((PACKAGE, f"{shortened(key, 100)}: not what simdev writes"))
     if len(resources) != len(named):
         found.append((PACKAGE, "names a file twice"))
+    if not found and whole.encode() != read_bytes(folder / PACKAGE):  # a member twice, of which readers see one
+        found.append((PACKAGE, "is not written as simdev writes it"))
     return found[:MOST_NAMED]

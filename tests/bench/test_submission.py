@@ -1,6 +1,7 @@
 """Submissions, releases and published boards: what is packed verifies elsewhere; hostile archives unpack nothing."""
 
 import json
+import re
 import shutil
 import stat
 import zipfile
@@ -326,6 +327,11 @@ def test_a_file_that_is_left_out_or_added_is_found(release_archive, tmp_path):
     assert "placements/00.npz: is named in datapackage.json, but absent" in found
 
 
+def written(document):
+    """A ``datapackage.json`` as simdev writes it."""
+    return (json.dumps(document, indent=1) + "\n").encode()
+
+
 @pytest.mark.parametrize(
     "entry", [{"title": "The official board"}, {"licenses": []}, {"sponsor": "nobody"}, {"resources": 0}]
 )
@@ -338,8 +344,8 @@ def test_a_package_that_says_something_else_is_found(release_archive, tmp_path, 
         document = json.loads(content)
         if "resources" in entry:
             document["resources"][0]["schema"]["fields"][0]["type"] = "number"
-            return json.dumps(document).encode()
-        return json.dumps(document | entry).encode()
+            return written(document)
+        return written(document | entry)
 
     found = sentences(altered(release_archive, tmp_path / "changed.zip", change))
     assert len(found) == 1 and "datapackage.json" in found[0]
@@ -360,14 +366,37 @@ def test_every_member_of_a_package_is_compared(release_archive):
                 fields = [(field, key) for field in forged.get("schema", {}).get("fields", []) for key in field]
                 owner, key = [*((forged, key) for key in forged), *fields][place]
                 owner[key] = "x"
-                path.write_text(json.dumps(document), encoding="utf-8")
+                path.write_bytes(written(document))
                 assert release._checksum_faults(inside), (resource["path"], key)
                 forgeries += 1
         path.write_text(whole, encoding="utf-8")
         assert forgeries > 100 and release._checksum_faults(inside) == []
 
 
-@pytest.mark.parametrize("document", [b"[]", b'{"resources": 3}', b'{"resources": [3]}', b"{"])
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda text: text.replace('"title": ', '"title": "World records", "title": '),
+        lambda text: text.replace('"name": ', '"name": {"best": "of all"}, "name": ', 1),
+        lambda text: re.sub(r'("name"): "[^"]*",(?=\s+"title")', r'\1: {"best": "of all"},', text),
+        lambda text: text.replace('"bytes": ', '"bytes": 1, "bytes": ', 1),
+        lambda text: re.sub(r'"bytes": (\d+)', r'"bytes": \1.0', text, count=1),
+    ],
+    ids=["title", "name", "no text", "bytes", "fraction"],
+)
+def test_a_package_that_others_read_otherwise_is_found(release_archive, forge):
+    """What was possible: a member that is given twice, of which Python reads the last one; any value as the name."""
+    with unpacked(release_archive) as inside:
+        path = inside / release.PACKAGE
+        whole = path.read_text(encoding="utf-8")
+        path.write_text(forge(whole), encoding="utf-8")
+        assert path.read_text(encoding="utf-8") != whole
+        assert release._checksum_faults(inside) == [(release.PACKAGE, "is not written as simdev writes it")]
+
+
+@pytest.mark.parametrize(
+    "document", [b"[]", b'{"resources": 3}', b'{"resources": [3]}', b'{"resources": [{"path": [[]]}]}', b"{"]
+)
 def test_a_damaged_package_is_one_sentence(release_archive, tmp_path, document):
     changed = altered(
         release_archive, tmp_path / "c.zip", lambda name, old: document if name == "datapackage.json" else old

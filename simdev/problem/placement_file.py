@@ -137,6 +137,8 @@ def _read_line(line: bytes, path: Path) -> dict[str, np.ndarray]:
     document = parse_json(line, path)
     if not isinstance(document, dict):
         raise InvalidInput("a line is not an object", source=path)
+    if json.dumps(document).encode() + b"\n" != line:  # a member twice, of which readers see one
+        raise InvalidInput("a line is not written as simdev writes it", source=path)
     return {name: _array(value, name, path) for name, value in document.items() if name != "hash"}
 
 
@@ -146,8 +148,9 @@ def _array(value: Any, name: str, path: Path) -> np.ndarray:
         if not (DTYPES.fullmatch(dtype) and type(count) is int and 0 <= count <= MAX_OPS):
             raise ValueError("no such array")
         size = count * np.dtype(dtype).itemsize
-        data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), size + 1)
-        if len(data) != size:
+        inside = zlib.decompressobj()
+        data = inside.decompress(base64.b64decode(text, validate=True), size + 1)
+        if len(data) != size or not inside.eof or inside.unused_data:
             raise ValueError("the length is another")
     except (TypeError, ValueError, binascii.Error, zlib.error) as error:
         raise InvalidInput(f"not a packed array ({error})", source=path, field=name) from None

@@ -94,6 +94,8 @@ def _job(folder: Path, row: PlanRow, check: Check) -> Job:
     base = row.model.partition("[")[0]
     if ".py" in row.model and not any(base == name or base.startswith(f"{name}-") for name in check.named):
         raise Unsupported("a model of the user's own file is not executed unless --placer names it (FILE.py:NAME)")
+    if (base.endswith(".json") or Path(base).is_dir()) and base not in check.named:
+        raise Unsupported("a configuration by its path is not opened unless --placer names it")
     if row.framework.partition("[")[0] not in framework_names():
         raise UnknownName("framework", row.framework, framework_names())  # a path of the row is not opened
     machine = None

@@ -150,11 +150,15 @@ def _schedule(pool, folder: Path, row: Row | PlanRow, check: Check):
     job share a process, because they share captures."""
     with contextlib.suppress(InvalidInput):
         kind = "" if isinstance(row, Row) else f"{row.model} on {row.cluster}"
-        return pool.schedule(_check_limited, (folder, row, check), timeout=check.of(row).seconds, kind=kind)
+        task = folder, row, check, os.environ[kept.APART]
+        return pool.schedule(_check_limited, task, timeout=check.of(row).seconds, kind=kind)
     return None
 
 
-def _check_limited(folder: Path, row: Row | PlanRow, check: Check) -> tuple[list[Difference], str]:
+def _check_limited(folder: Path, row: Row | PlanRow, check: Check, captures: str) -> tuple[list[Difference], str]:
+    """:func:`check_row` or :func:`check_plan` in a worker. Its fork server may be older than this verification, so
+    that ``captures``, the folder of this verification's own, is not yet in its environment."""
+    os.environ[kept.APART] = captures
     workers.limit_process(check.of(row))
     return (check_row if isinstance(row, Row) else check_plan)(folder, row, check)
 
@@ -224,7 +228,7 @@ def _why_not_again(row: Row, spec: PlacerSpec | None, check: Check) -> str:
         return "its budget is not a number of evaluations"
     if not spec.repeatable:
         return "its placer may stop by the clock"
-    if check.foreign and any(
+    if any(  # paths of a row, which are not opened
         json.loads(row.params).get(name, "") != spec.defaults.get(name, "") for name in ("policy", "starts")
     ):
         return "its policy or its starts are not part of simdev"

@@ -1,6 +1,7 @@
 """One law for every table: each column is forged, with a digest and derived tables that fit, and verification must find
 it or say that it does not check it."""
 
+import base64
 import contextlib
 import csv
 import json
@@ -20,6 +21,7 @@ from simdev.bench.objective import parse_objective
 from simdev.bench.plan_rows import PLANS, read_plan_rows, write_plan_rows
 from simdev.bench.rows import RESULTS
 from simdev.errors import InvalidInput
+from simdev.parallel.capture import kept
 
 LEADERBOARD = Path(__file__).parents[2] / "leaderboard"
 
@@ -363,6 +365,98 @@ def test_a_package_that_is_no_file_is_found(folder, tmp_path, make):
     assert [one.row for one in verify.verify(out, engine="fast")] == ["datapackage.json"]
 
 
+@pytest.mark.parametrize("name", ["leaderboard.csv", "placements.jsonl", "curves.csv", ".lock", "graphs", "machines"])
+def test_a_pipe_is_found_and_not_opened(folder, tmp_path, name):
+    """What was possible: a pipe in the place of a table, a placement or a graph, for which verify waited for ever."""
+    out = copy(folder, tmp_path)
+    path = out / name
+    path = next(path.iterdir()) if path.is_dir() else path
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    found = {one.row: one.found for one in verify.verify(out, engine="fast")}
+    assert found[path.relative_to(out).as_posix()] == "is neither a file nor a folder"
+
+
+def test_names_that_are_no_text(folder, tmp_path):
+    """What was possible: UnicodeEncodeError with --resume, and a terminal that obeys the name of a file."""
+    out = copy(folder, tmp_path)
+    (out / os.fsdecode(b"\xff.csv")).write_text("")
+    (out / "\x1b]0;owned.csv").write_text("")
+    found = [one.row for one in verify.verify(out, engine="fast", resume=tmp_path / "kept.jsonl")]
+    assert found == [r"\x1b]0;owned.csv", r"\udcff.csv"]
+
+
+def test_a_tree_of_folders_that_is_deeper_than_the_stack(folder, tmp_path):
+    """What was possible: RecursionError from a folder in a folder in a folder."""
+    out = copy(folder, tmp_path)
+    depth = 1100
+    with contextlib.chdir(out):
+        for _ in range(depth):
+            os.mkdir("d")
+            os.chdir("d")
+        Path("x.csv").write_text("")
+    (wrong,) = verify.verify(out, engine="fast")
+    assert wrong.row.startswith("d/d/") and wrong.row.endswith("x.csv")
+    deepest = out / "/".join("d" * depth)
+    (deepest / "x.csv").unlink()
+    for _ in range(depth):  # pytest's own cleaning stops at the depth of the stack
+        deepest.rmdir()
+        deepest = deepest.parent
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda line: line.replace(b'"devices": ', b'"devices": ["<u1", 3, "forged"], "devices": '),
+        lambda line: line.replace(b'"hash": ', b'"hash":  '),
+        lambda line: re.sub(rb'(", 3, ")([^"]*)', _with_hidden_bytes, line),
+    ],
+    ids=["given twice", "blanks", "hidden bytes"],
+)
+def test_a_placement_that_others_read_otherwise_is_found(folder, tmp_path, forge):
+    """What was possible: a placement's line with devices of which Python reads the last ones, or with more bytes than
+    those of its devices."""
+    out = copy(folder, tmp_path)
+    path = out / "placements.jsonl"
+    first, *others = path.read_bytes().splitlines(keepends=True)
+    assert forge(first) != first
+    path.write_bytes(b"".join([forge(first), *others]))
+    assert "placements.jsonl" in [one.row for one in verify.verify(out, engine="fast")]
+
+
+def _with_hidden_bytes(found):
+    return found[1] + base64.b64encode(base64.b64decode(found[2]) + b"hidden")
+
+
+def test_a_rerun_opens_no_path_of_a_row(folder, tmp_path):
+    """What was possible: in an unpacked folder, a rerun read the policy that a row names."""
+    params = json.dumps({"policy": str(tmp_path / "policy")})
+    out = rewritten(folder, tmp_path, lambda table: table[0].update(placer="gdp-zero-shot", params=params, version="1"))
+    reasons = []
+    verify.verify(out, engine="fast", rerun=True, on_skip=lambda title, reason: reasons.append(reason))
+    assert "its policy or its starts are not part of simdev" in reasons
+
+
+def test_workers_capture_apart_although_their_server_is_older(folder, monkeypatch):
+    """What was possible: after a bench in the same process, verification read the user's cache of captures."""
+    monkeypatch.setenv(kept.APART, "/of/the/server")
+    seen = []
+
+    class Older(Inline):
+        def schedule(self, function, args=(), **how):
+            monkeypatch.setitem(os.environ, kept.APART, "/of/the/server")
+            return super().schedule(function, args, **how)
+
+    def look(folder, row, check):
+        seen.append(os.environ[kept.APART])
+        return [], ""
+
+    monkeypatch.setattr(workers, "worker_pool", lambda *_, **__: Older())
+    monkeypatch.setattr(verify, "check_row", look)
+    verify.verify(folder, engine="fast")
+    assert len(seen) == 2 and "/of/the/server" not in seen
+
+
 def test_texts_that_are_not_listed_are_counted(folder, tmp_path):
     """What was possible: a file for readers that no line named, behind twenty others."""
     out, notes = copy(folder, tmp_path), []
@@ -442,6 +536,21 @@ def test_a_plan_with_members_that_mean_nothing(plans, tmp_path, forge):
     write_plan_rows(tmp_path, [replace(row, plan=forge(row.plan))])
     (wrong,) = verify.verify(tmp_path, engine="fast")
     assert wrong.column == "plan"
+
+
+@pytest.mark.parametrize("kind", ["a file", "a folder"])
+def test_the_configuration_that_a_row_names_is_not_opened(plans, tmp_path, kind):
+    """What was possible: a row whose model is the path of a configuration, which verify read."""
+    (row,) = read_plan_rows(plans)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("[]")
+    model = model if kind == "a folder" else model / "config.json"
+    write_plan_rows(tmp_path / "board", [replace(row, model=str(model))])
+    (wrong,) = verify.verify(tmp_path / "board", engine="fast")
+    assert wrong.found == "a configuration by its path is not opened unless --placer names it"
+    (wrong,) = verify.verify(tmp_path / "board", engine="fast", placers=[str(model)])
+    assert "config.json: expected an object" in wrong.found
 
 
 def test_a_plan_outside_of_its_choices_is_named(plans, tmp_path):

@@ -22,7 +22,7 @@ def verify(
     rerun: Annotated[bool, typer.Option("--rerun", help="Also execute the placers and planners again.")] = False,
     placer: Annotated[
         list[str] | None,
-        typer.Option("--placer", "-p", help="Placer, planner or model of your own that may be executed, FILE.py:NAME."),
+        typer.Option("--placer", "-p", help="Code of your own that may be executed, FILE.py:NAME; a configuration."),
     ] = None,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Rows at a time (default: one a core).")] = None,
     resume: Annotated[

@@ -20,6 +20,8 @@ NAMES = (
     "configuration",
     "placements",
     "plans",
+    "release",
+    "plan file",
 )  # fmt: skip
 # The number of files for each reader. More by hand: SIMDEV_FUZZ=10000 pytest tests/test_fuzz.py
 EXAMPLES = int(os.environ.get("SIMDEV_FUZZ", "30"))

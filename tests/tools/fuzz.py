@@ -300,6 +300,9 @@ def readers(folder: Path) -> list[Reader]:
                _read_configuration, "transformers"),
         Reader("journal", "journal.jsonl", board["journal.jsonl"], mutate_json, _read_journal),
         Reader("submission", "board.zip", board["board.zip"], mutate_submission, _read_submission),
+        Reader("release", "datapackage.json", board["datapackage.json"], mutate_json,
+               _read_release(board["board.zip"])),
+        Reader("plan file", "a.json", seeds.plan_file(folder / "plan.json"), mutate_json, _read_plan_file, "torch"),
         Reader("placement", "a.json", seeds.json_bytes({"graph": "chain", "topology": "p100x2", "devices": [0, 0, 1]}),
                mutate_json, _read_placement),
         Reader("placements", "placements.jsonl", board["placements.jsonl"], mutate_json, _read_placements),
@@ -436,6 +439,26 @@ def _read_submission(path: Path) -> None:
         for row in rows.read_rows(inside / "results.csv", check_digest=False)[:3]:
             title(row)
             check_row(inside, row, Check("fast", False, frozenset(), True, LIMITS))
+
+
+def _read_release(archive: bytes) -> Callable[[Path], object]:
+    """A reader of the description of a release whose other files are those of ``archive``."""
+
+    def read(path: Path) -> None:
+        from simdev.bench.release import faults
+
+        with zipfile.ZipFile(io.BytesIO(archive)) as whole:
+            whole.extractall(path.parent)
+        for name, sentence in faults(path.parent):
+            assert len(f"{name}: {sentence}") <= LONGEST and f"{name}{sentence}".isprintable(), "a message"
+
+    return read
+
+
+def _read_plan_file(path: Path) -> None:
+    from simdev.planners.plan_file import load_plan
+
+    load_plan(path)
 
 
 def _toy():

@@ -246,6 +246,8 @@ def board_files(folder: Path) -> dict[str, bytes]:
     submit(folder, folder / "board.zip")
     names = ["results.csv", "curves.csv", "journal.jsonl", "placements.jsonl", "board.zip"]
     files = {name: (folder / name).read_bytes() for name in names}
+    submit(folder, folder / "release.zip", release=True)
+    files["datapackage.json"] = members((folder / "release.zip").read_bytes())["datapackage.json"]
     lines = [json.loads(line) for line in files["journal.jsonl"].splitlines()]
     for line in lines:
         del line["sum"]  # older journals have no checksum, which would find every mutation
@@ -293,3 +295,17 @@ def plans_csv(folder: Path) -> bytes:
     ]
     write_plan_rows(folder, rows)
     return (folder / "plans.csv").read_bytes()
+
+
+def plan_file(path: Path) -> bytes:
+    """A plan as ``simdev plan -o`` writes it; empty without PyTorch, which its job needs."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return b""
+    from simdev.parallel.mesh import Mesh
+    from simdev.planners import Choice
+    from simdev.planners.plan_file import make_job
+
+    Choice(Mesh({"dp_shard": 8}), 2).save(path, make_job("llama3-8b", "dgx-a100", 64))
+    return path.read_bytes()

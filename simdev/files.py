@@ -253,7 +253,8 @@ def _need_regular(path: str | os.PathLike) -> None:
 def files_below(folder: str | os.PathLike) -> list[str]:
     """Everything below a folder that is no folder itself: sorted paths from there, with ``/``. Links are named, not
     followed. Raises :class:`InvalidInput` for a folder whose content cannot be listed."""
-    found, left = [], [""]
+    found: list[str] = []
+    left = [""]
     while left:
         at = left.pop()
         with writing(os.path.join(folder, at)), os.scandir(os.path.join(folder, at)) as entries:

@@ -170,7 +170,8 @@ def with_sizes(source: str, defaults: Mapping[str, Any], changes: Mapping[str, A
         default = defaults[key]
         least = 1 if isinstance(default, int) and default else 0
         if isinstance(value, (int, float)) and not isinstance(value, bool) and not least <= value < 1 << 40:
-            raise InvalidInput(f"{value} is out of range", source=source, field=key)
+            wanted = f"from {least} on" if not value >= least else f"below {1 << 40:,}"
+            raise InvalidInput(f"expected a number {wanted}, got {value}", source=source, field=key)
         chosen[key] = float(value) if isinstance(default, float) else value
     return chosen
 

@@ -101,9 +101,9 @@ class Cluster:
         if nodes > 1 and ranks % self.gpus and not fewer:
             raise InvalidInput(f"{ranks} ranks do not fill nodes of {self.gpus}", source=self.name, field="mesh")
         if nodes > 1 and not self.network_bytes_per_s:
-            raise InvalidInput(
-                f"{ranks} ranks need {nodes} nodes, and this topology has no network between nodes", source=self.name
-            )
+            message = f"{ranks} ranks need {nodes} nodes, and this topology has no network between nodes"
+            remedy = f"use {self.gpus} ranks, or a topology that has one, such as dgx-h100"
+            raise InvalidInput(f"{message}: {remedy}", source=self.name)
 
 
 def load_cluster(text: str, *, kept: bool = False) -> Cluster:

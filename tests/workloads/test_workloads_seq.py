@@ -189,9 +189,9 @@ def test_dlrm_update_of_a_table_is_gradient_descent():
     "changes, message",
     [
         ({"batch": "abc"}, "workload nmt: batch: expected a whole number, got 'abc'"),
-        ({"batch": 0}, "workload nmt: batch: 0 is out of range"),
+        ({"batch": 0}, "workload nmt: batch: expected a number from 1 on, got 0"),
         ({"length": 2.5}, "workload nmt: length: expected a whole number, got 2.5"),
-        ({"batch": -3}, "workload nmt: batch: -3 is out of range"),
+        ({"batch": -3}, "workload nmt: batch: expected a number from 1 on, got -3"),
         ({"length": True}, "workload nmt: length: expected a whole number, got True"),
     ],
 )

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
-from simdev.errors import Unsupported
-from simdev.parallel.cluster import Cluster
+from simdev.errors import InvalidInput, Unsupported
+from simdev.parallel.cluster import Cluster, load_cluster
 from simdev.parallel.costs.collectives import collective_ns
 from simdev.parallel.costs.float8 import Float8
 from simdev.parallel.costs.fusion import remaining_shares
@@ -24,6 +25,7 @@ from simdev.parallel.mesh import AXES, Mesh
 from simdev.parallel.program import COMPUTE, Call, Segment
 from simdev.problem.costs import CostModel, op_class
 from simdev.problem.graph import GraphBuilder
+from simdev.problem.topology import topology_names
 
 WIDE = 8  # ranks of a collective that takes a host longer
 # By how much a 16-bit product with an odd side is slower, as cuBLAS has no aligned kernel for it; chosen on the rows of
@@ -273,9 +275,24 @@ def _check_rates(calls: list[Call], cluster: Cluster) -> None:
     for call in calls:
         found = PRECISION.match(call.signature)
         if found and PRECISIONS[found[1]] not in rates and op_class(call.kind) in ("gemm", "attention"):
-            known = ", ".join(rates)
-            message = f"no rate for products in {PRECISIONS[found[1]]}; {cluster.kind.name} has {known}"
-            raise Unsupported(f"{cluster.name}: {message}")
+            precision, known = PRECISIONS[found[1]], ", ".join(rates)
+            message = f"no rate for products in {precision}; {cluster.kind.name} has {known}"
+            others = ", ".join(_machines_with(precision, cluster)[:4])
+            remedy = f"; use a machine that has one, such as {others}" if others else ""
+            raise Unsupported(f"{cluster.name}: {message}{remedy}")
+
+
+def _machines_with(precision: str, cluster: Cluster) -> list[str]:
+    """The shipped machines with a network whose accelerators, of the vendor of the cluster's, have a rate for a
+    precision."""
+    found = []
+    for name in topology_names():
+        with suppress(InvalidInput):  # accelerators of several kinds
+            other = load_cluster(name)
+            same = other.kind.vendor == cluster.kind.vendor and other.network_bytes_per_s
+            if same and precision in other.kind.peak_flops:
+                found.append(name)
+    return found
 
 
 def _odd(signature: str) -> float:

@@ -573,6 +573,16 @@ def test_models_of_torchtitan(tmp_path, function):
     assert collectives(two)["all_reduce", ("tp",)] + collectives(two)["reduce_scatter", ("tp",)] > 4
 
 
+@pytest.mark.slow
+def test_the_default_of_torchtitan_is_refused_with_the_remedy(tmp_path):
+    pytest.importorskip("torchtitan.distributed.parallel_dims")
+    from simdev.parallel.capture.step import capture_step_file
+
+    (tmp_path / "titan.py").write_text(TITAN.replace("partial_dtensor", "spmd_types"))
+    with pytest.raises(InvalidInput, match="pass spmd_backend='partial_dtensor' to ParallelDims"):
+        capture_step_file(f"{tmp_path}/titan.py:make_step", parse_mesh("dp_shard=2"))
+
+
 def test_ranks_without_a_collective_are_refused(tmp_path):
     from simdev.parallel.capture.step import capture_step_file
 

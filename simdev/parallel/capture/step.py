@@ -17,6 +17,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 from simdev.errors import InvalidInput, SimdevError, Unsupported
@@ -213,9 +214,18 @@ class RankRun:
                 f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == Path(self.source).resolve()
             ]
             field = f"line {where[-1].lineno}, in {where[-1].name}" if where else None
-            raise InvalidInput(f"{what} on {self.mesh}: {sentence(error)}", source=self.source, field=field) from error
+            message = f"{what} on {self.mesh}: {sentence(error)}{_remedy(error)}"
+            raise InvalidInput(message, source=self.source, field=field) from error
         finally:
             self.chunks.begin = self.chunks.end = lambda action: None
+
+
+def _remedy(error: BaseException) -> str:
+    """What to pass where torchtitan and this release of PyTorch do not agree; empty for all other errors."""
+    if "torchtitan" not in sys.modules or "dp_mesh_dims" not in str(error):
+        return ""
+    why = f"FSDP of PyTorch {version('torch')} does not take parameters of torchtitan's spmd_backend='spmd_types'"
+    return f" {why}: pass spmd_backend='partial_dtensor' to ParallelDims, ParallelismConfig and set_spmd_backend"
 
 
 def _runnable(step, source: str) -> Callable[[], object]:

@@ -19,7 +19,7 @@ from simdev.errors import InvalidInput, UnknownName, quoted
 from simdev.graphs.parallel_model import ParallelModel, Part
 from simdev.parallel.capture.kept import Packed, lacks, place
 from simdev.parallel.capture.reshard import reshard_ns, slice_of
-from simdev.parallel.capture.resize import AXIS, LARGE, capture_resized, few_shards
+from simdev.parallel.capture.resize import AXIS, capture_resized, few_shards
 from simdev.parallel.capture.stage import FIRST_FORWARD, StageProgram, capture_stage, few_parts, known_by
 from simdev.parallel.cluster import Cluster
 from simdev.parallel.costs.collectives import send_ns
@@ -116,10 +116,13 @@ class Plan:
 
     def _check_packed(self, packed: Packed) -> None:
         """Raise :class:`InvalidInput` where the archive of programs lacks one that the plan needs."""
-        if any(mesh[AXIS] > LARGE and packed.header["shard_unit"] % mesh[AXIS] for mesh in self.meshes):
-            raise InvalidInput(lacks(packed.name))
-        for _, parameters, mesh, part, *options in captures_of(self):
-            if not packed.has(place(known_by(parameters, tuple(options)), mesh, part)):
+        for _, parameters, mesh, part, *options in captures_of(self, resized=False):
+            name = known_by(parameters, tuple(options))
+            if packed.has(place(name, mesh, part)):
+                continue
+            few = few_shards(mesh)
+            padded = len(few) == 1 or packed.header["shard_unit"] % mesh[AXIS]
+            if padded or not all(packed.has(place(name, one, part)) for one in few):
                 raise InvalidInput(lacks(packed.name))
 
     def _check_stages(self) -> None:
@@ -407,9 +410,9 @@ def _fixed(parameters: Mapping[str, object]) -> tuple:
     return tuple(sorted((name, value) for name, value in parameters.items() if name != "layers"))
 
 
-def captures_of(plan: Plan) -> list[tuple]:
+def captures_of(plan: Plan, resized: bool = True) -> list[tuple]:
     """The arguments of :func:`~simdev.parallel.capture.stage.captured` for all that :func:`prepare` captures with
-    ``known``, as far as layers repeat and shards are alike."""
+    ``known``, as far as layers repeat and (``resized``) shards are alike."""
     split = plan.schedule in SPLIT
     kinds = dict.fromkeys(
         (_fixed(plan.parameters_of(rank)), plan.captured_mesh(rank), part, order_of_capture(plan, stage))
@@ -419,7 +422,7 @@ def captures_of(plan: Plan) -> list[tuple]:
         (plan.model, parameters, mesh, few, order, split, plan.reduce_each, plan.gathered)
         for parameters, inner, part, order in kinds
         for few in few_parts(part)[0]
-        for mesh in few_shards(inner)
+        for mesh in (few_shards(inner) if resized else (inner,))
     ]
 
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from simdev.errors import InvalidInput
 from simdev.graphs.parallel_model import Part
+from simdev.parallel.capture.kept import Packed
 from simdev.parallel.capture.resize import of_microbatch
 from simdev.parallel.capture.stage import StageProgram, accumulates, capture_stage, few_parts, is_kept
 from simdev.parallel.costs.collectives import collective_ns, send_ns
@@ -317,7 +318,8 @@ def _captures(shared: SharedByPlans, plan: Plan, mesh: Mesh, microbatch: int) ->
     """The whole model with a few layers, and with one more; from two smaller microbatches, where they differ in numbers
     alone (PyTorch issues other kernels for some tensors of one sequence)."""
     few = _few(shared.job, plan.parameters)
-    smaller = [size for size in sorted(shared.job.microbatches) if size < microbatch]
+    packed = isinstance(plan.model.function, Packed)  # with the microbatches that were packed alone
+    smaller = [] if packed else [size for size in sorted(shared.job.microbatches) if size < microbatch]
     for first, second in pairwise(smaller):
         with suppress(NotRepeating):
             return [

@@ -246,10 +246,13 @@ class Job:
         twice = _divisors(2 * each)  # a packed model may have plans of two microbatches alone
         least = next((n for n in twice if next(self.with_changes(batch=n).choices(), None) is not None), 0)
         what = f"no plan of {self.model.name} on {self.ranks} GPUs"
+        packed = isinstance(self.model.function, Packed)
         if least:
             near = max(1, round(self.batch / least)) * least
             message = f"{what} divides {self.batch} sequences; pass a multiple of {least}, such as --batch {near}"
             raise InvalidInput(message, source="job", field="batch")
+        if packed:
+            raise InvalidInput(f"{what} is possible; not offered: {'; '.join(self.model.notes)}", source="job")
         try:  # the plan that asks for least says what is wrong
             self.with_changes(batch=each).plan(
                 Choice(self.meshes()[0], min(self.microbatches), self.known_recomputes[0])

@@ -3,6 +3,7 @@ of a few jobs, so that the first plan of such a job takes no longer than a later
 
 A program is captured for each tensor degree, kind of recomputation and microbatch of :data:`MODELS`, on two and on four
 shards (:mod:`simdev.parallel.capture.resize` serves all other numbers), with few layers; and so are its allocations.
+Where FSDP pads parameters, no two numbers of shards serve all others, and those that are named are packed.
 Captures are kept on disk, so that an interrupted run resumes. Models that are not named keep what the archive holds.
 """
 
@@ -43,12 +44,16 @@ PARTS = {"first": (True, False), "inner": (False, False), "last": (False, True)}
 
 @dataclass(frozen=True)
 class Packing:
-    """What is packed of a model: an id of ``simdev plan``, or a ``published`` one of ``simdev study any-model``; the
-    tensor degrees, kinds of recomputation and microbatches; ``pipelines``: tensor degrees with which stages are packed
-    as well, with the last two kinds of recomputation and one sequence in a microbatch."""
+    """What is packed of a model: an id of ``simdev plan``, a ``published`` model of ``study any-model``, or a kind of
+    transformers (``model_type``) whose defaults are the published sizes; the tensor degrees, kinds of recomputation and
+    microbatches; ``pipelines``: tensor degrees with which stages are packed as well, with the last two kinds of
+    recomputation and one sequence in a microbatch; ``experts``: the size of ``ep``; ``shards``: the sizes of
+    ``dp_shard``, each packed by itself, of a model whose parameters FSDP pads."""
 
     published: str = ""
     tensor: tuple[int, ...] = (1, 8)
+    experts: int = 1
+    shards: tuple[int, ...] = ()
     recompute: tuple[str, ...] = EVERY
     microbatch: tuple[int, ...] = (1, 2)
     pipelines: tuple[int, ...] = ()
@@ -58,12 +63,20 @@ MODELS = {
     "llama3-8b": Packing(tensor=(1,)),
     "llama3-70b": Packing(tensor=(1,), recompute=("selective", "full")),
     "llama3-405b": Packing(tensor=(1,), recompute=("full",), microbatch=(1,)),
+    "smollm3-3b": Packing("SmolLM3 3B", tensor=(1,), recompute=("full",), microbatch=(1,)),
+    "ministral3-8b": Packing("ministral3", tensor=(1,), recompute=("full",), microbatch=(1,)),
     "qwen3-8b": Packing("Qwen3 8B", tensor=(1,), recompute=("selective", "full"), microbatch=(1,)),
     "qwen3-32b": Packing("Qwen3 32B", tensor=(1,), recompute=("selective", "full")),
+    "iquest-coder-40b": Packing("iquestcoder", tensor=(1,), recompute=("full",), microbatch=(1,)),
+    "qwen3-30b-a3b": Packing("Qwen3 30B-A3B", tensor=(1,), recompute=("full",), microbatch=(1,)),
     "qwen3-235b-a22b": Packing("Qwen3 235B-A22B", tensor=(1,), recompute=("full",), microbatch=(1,)),
     "gemma3-27b": Packing("Gemma 3 27B", tensor=(1,), recompute=("full",), microbatch=(1,)),
     "mixtral-8x7b": Packing(tensor=(1,), recompute=("selective", "full"), microbatch=(1,)),
     "gpt-oss-120b": Packing("GPT-OSS 120B", tensor=(1,), recompute=("full",), microbatch=(1,)),
+    "deepseek-v3": Packing(  # 671 billion parameters: with fewer GPUs, or whole experts, it fits nowhere
+        tensor=(1,), experts=8, shards=(16, 32, 64, 128, 256), recompute=("full",), microbatch=(1,)
+    ),
+    "vit-l": Packing(tensor=(1,), shards=(8, 16, 32, 64), recompute=("none",), microbatch=(8, 32)),
 }
 
 JOBS = {  # whose captures ship: arguments of simdev plan
@@ -136,7 +149,7 @@ def packed_member(name: str, packing: Packing) -> bytes:
         "size": "",
         "parameters": {key: value for key, value in parameters.items() if key not in ("microbatch", "recompute")},
         "accumulates": accumulates(model, tuple(sorted(parameters.items()))),
-        "axes": [axis for axis in ("dp_shard", "tp") if axis in model.axes],
+        "axes": [axis for axis in ("dp_shard", *(["ep"] if packing.experts > 1 else []), "tp") if axis in model.axes],
         "pipeline": bool(packing.pipelines),
         "shard_unit": unit,
         "torch": version("torch"),
@@ -158,15 +171,17 @@ def packed_member(name: str, packing: Packing) -> bytes:
 def _model(name: str, packing: Packing) -> tuple[ParallelModel, dict[str, Any]]:
     if not packing.published:
         return find_model(name)
-    return hugging_face_model(published()[packing.published]["config"], {}, name)
+    sizes = published()
+    config = sizes[packing.published]["config"] if packing.published in sizes else {"model_type": packing.published}
+    return hugging_face_model(config.get("text_config", config), {}, name)  # the part that reads tokens
 
 
 def first_stage(name: str, packing: Packing) -> Found:
     """The first program of a model and its first allocations, captured now: what :func:`packed_member` packs."""
     model, parameters = _model(name, packing)
     given = {**parameters, "microbatch": packing.microbatch[0], "recompute": packing.recompute[-1]}
-    inner = {"tp": packing.tensor[0]} if packing.tensor[0] > 1 else {}
-    found = _programs(model, given, inner, model.part(given, parameters["layers"]), (SMALL,), True, True)
+    inner, sizes = _inner(packing, packing.tensor[0]), packing.shards[:1] or (SMALL,)
+    found = _programs(model, given, inner, model.part(given, parameters["layers"]), sizes, True, True)
     kinds: dict[int, tuple[str, str, int]] = {}
     for place, text, shards in found:
         kinds.setdefault(int(bool(shards)), (place, text, shards))
@@ -178,6 +193,8 @@ def first_stage(name: str, packing: Packing) -> Found:
 def _note(packing: Packing) -> str:
     offered = f"tensor degrees {_listed(packing.tensor)}, recomputation {_listed(packing.recompute)}"
     offered += f", microbatches {_listed(packing.microbatch)}"
+    offered += f", dp_shard {_listed(packing.shards)}" if packing.shards else ""
+    offered += f", ep {packing.experts}" if packing.experts > 1 else ""
     what = "replicas of sharded groups" + ("" if packing.pipelines else ", pipelines")
     return f"{what}, and other than {offered}: these programs were packed; for all plans {kept.REMEDY}"
 
@@ -192,16 +209,22 @@ def stages(model: ParallelModel, parameters: dict, packing: Packing) -> Iterator
         for recompute in packing.recompute:
             for microbatch in packing.microbatch:
                 given = {**parameters, "microbatch": microbatch, "recompute": recompute}
-                mesh = {"tp": tensor} if tensor > 1 else {}
+                mesh = _inner(packing, tensor)
                 if not _possible(model, given, mesh):
                     continue
                 whole = model.part(given, parameters["layers"])
                 yield partial(_programs, model, given, mesh, whole, (SMALL,), False, False)
-                yield partial(_programs, model, given, mesh, whole, (SMALL, LARGE), True, True)
+                for sizes in [(size,) for size in packing.shards] or [(SMALL, LARGE)]:
+                    yield partial(_programs, model, given, mesh, whole, sizes, True, True)
                 if tensor in packing.pipelines and recompute in packing.recompute[-2:] and microbatch == 1:
                     for first, last in PARTS.values():
                         part = Part(parameters["layers"], first, last, whole.kinds)
                         yield partial(_programs, model, given, mesh, part, (SMALL, LARGE), False, True)
+
+
+def _inner(packing: Packing, tensor: int) -> dict[str, int]:
+    """The axes of a mesh beside ``dp_shard``."""
+    return {axis: size for axis, size in (("ep", packing.experts), ("tp", tensor)) if size > 1}
 
 
 def _possible(model: ParallelModel, parameters: dict, mesh: dict[str, int]) -> bool:
@@ -217,11 +240,14 @@ def _possible(model: ParallelModel, parameters: dict, mesh: dict[str, int]) -> b
 def _programs(model, given: dict, inner: dict, part: Part, shards: Sequence[int], each: bool, memory: bool) -> Found:
     several = (STEP, False, each, False)
     key = tuple(sorted((name, value) for name, value in given.items() if name != "layers"))
+    parts = few_parts(part)[0]
     if memory:  # first: a recording keeps the program that it runs, which is then not captured again
         yield from _allocations(model, given, inner, part, shards, each)
+    else:  # an estimate asks for the stages of few layers themselves, and layers of these may repeat, too
+        parts = tuple(dict.fromkeys(fewer for few in parts for fewer in few_parts(few)[0]))
     for size in shards:
         mesh = Mesh({"dp_shard": size, **inner})
-        for few in few_parts(part)[0]:
+        for few in parts:
             program = captured.__wrapped__(model, key, mesh, few, *several)
             place = kept.place(known_by(key, several), mesh, few)
             yield place, kept.stage_text(list(segments_of(program)), figures_of(program)), program.shard_unit

@@ -13,7 +13,9 @@ from simdev.errors import InvalidInput, Unsupported
 from simdev.graphs.parallel_model import Part, parallel_model
 from simdev.parallel import Mesh, Plan, find_model, load_cluster, parallel_models
 from simdev.parallel.capture import kept
+from simdev.parallel.costs.reserved import reserved_bytes
 from simdev.parallel.models import find_packed, split_size
+from simdev.parallel.plan import capture_stages
 from simdev.parallel.program import Call, Segment
 from simdev.studies.packed_programs import JOBS
 
@@ -191,6 +193,26 @@ def test_what_is_not_packed_is_refused_with_the_remedy():
             Plan(model, parameters, replace(cluster, nodes=3), Mesh(mesh), 2, reduce_each=True)
     with pytest.raises(Unsupported, match="only packed programs"):
         model.function(None, None)
+
+
+def test_padded_programs_are_packed_by_their_number_of_shards():
+    model, parameters = find_packed("vit-l", {"microbatch": 8})
+    cluster = replace(load_cluster("dgx-h100"), nodes=0)
+
+    def plan(shards):
+        return Plan(model, parameters, cluster, Mesh({"dp_shard": shards}), 2, reduce_each=True)
+
+    elements = {shards: shards * capture_stages(plan(shards), {})[0].parameters for shards in (8, 16, 32, 64)}
+    head = 1024 + 1  # weights and bias of a class, of which there are 29,593: 29,600, but for 64 shards 29,632
+    assert elements[8] == elements[16] == elements[32] == elements[64] - 32 * head
+    assert reserved_bytes(plan(64))[0].reserved < reserved_bytes(plan(8))[0].reserved
+    for shards in (2, 4, 128):
+        with pytest.raises(InvalidInput, match="do not cover this plan"):
+            plan(shards)
+    whole, parameters = find_packed("deepseek-v3", {})
+    assert Plan(
+        whole, parameters | {"recompute": "full"}, cluster, Mesh({"dp_shard": 32, "ep": 8}), 4, reduce_each=True
+    )
 
 
 def test_a_damaged_archive_is_refused(tmp_path, monkeypatch):

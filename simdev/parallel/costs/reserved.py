@@ -332,7 +332,8 @@ def _recorded(model, parameters: dict, mesh: Mesh, options: tuple[bool, ...], pa
     given, (several, *how) = {**parameters, "layers": part.layers}, options
     name = named(parameters, part, options)
     if isinstance(model.function, kept.Packed):
-        return of_shards([_read(model.function.text(kept.place(name, few, part))) for few in few_shards(mesh)], mesh)
+        meshes = [mesh] if model.function.has(kept.place(name, mesh, part)) else few_shards(mesh)
+        return of_shards([_read(model.function.text(kept.place(name, few, part))) for few in meshes], mesh)
     where = kept.fingerprint(model, name, mesh, part)
     with contextlib.suppress(ValueError, TypeError, KeyError):
         if (text := kept.content(where)) is not None:

@@ -112,7 +112,7 @@ def why_slower(best: Outcome, other: Outcome) -> str:
     return f"{what} {more[what] / 1e6:,.0f} ms more" if more[what] > 0 else "is as quick"
 
 
-LEAST = 0.0005  # a change of the tokens per second, below which it is not advised
+LEAST = 0.01  # a change of the tokens per second, below which it is not advised
 
 
 def what_helps(job: Job, budget: PlanBudget, best: Outcome) -> list[str]:
@@ -198,8 +198,8 @@ MOST_TIMES = 64  # as many nodes as a cluster has, at most, when more are tried
 
 def _nodes_that_hold(job: Job, evaluator: Evaluator, tried: Container[Choice] = ()) -> str:
     """A plan that is estimated to fit but was not ``tried``, or the fewest nodes, doubled step by step, on which a plan
-    with parameters sharded over all ranks, or over nodes with tensor parallelism inside, is estimated to fit: nodes of
-    the job's cluster, or of a shipped machine with as much memory and speed if that has no network."""
+    with parameters sharded over all ranks, or over nodes with tensors or experts divided inside, is estimated to fit:
+    nodes of the job's cluster, or of a shipped machine with as much memory and speed if that has no network."""
     if "dp_shard" not in job.model.axes:
         return _more_memory(job)
     least = least_bytes(evaluator)
@@ -229,8 +229,9 @@ def _sharded_plan(job: Job, evaluator: Evaluator) -> tuple[Job, Choice] | None:
     """A plan with the least microbatch that is estimated to fit, and its job: the given one, or with a larger batch if
     no such plan divides the batch."""
     size, found = min(job.microbatches), []
-    for tp in sorted({1, job.cluster.gpus} if "tp" in job.model.axes else {1}):
-        sizes = {"dp_shard": job.ranks // tp, "tp": tp}
+    gpus = job.cluster.gpus
+    for axis in ("", *(axis for axis in ("tp", "ep") if axis in job.model.axes and gpus > 1)):
+        sizes = {"dp_shard": job.ranks // gpus, axis: gpus} if axis else {"dp_shard": job.ranks}
         choice = Choice(Mesh({axis: n for axis, n in sizes.items() if n > 1}), size, job.known_recomputes[-1])
         at_once = choice.mesh.replicas * size
         other = job.with_changes(batch=at_once * -(-job.batch // at_once))

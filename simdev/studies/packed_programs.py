@@ -256,18 +256,29 @@ def _programs(model, given: dict, inner: dict, part: Part, shards: Sequence[int]
 def _allocations(model, given: dict, inner: dict, part: Part, shards: Sequence[int], each: bool) -> Found:
     options = (True, each, False)
     recorded: dict[int, list[reserved.Allocations]] = {size: [] for size in shards}
+
+    def record(stage: Part) -> Found:
+        for size in shards:
+            mesh = Mesh({"dp_shard": size, **inner})
+            recorded[size].append(reserved.record_stage(model, tuple(sorted(given.items())), mesh, options, stage))
+            name = reserved.named(given, stage, options)
+            yield kept.place(name, mesh, stage), reserved.text_of(recorded[size][-1]), 0
+        if len(shards) > 1:
+            found = [recorded[size][-1] for size in shards]
+            reserved.of_shards(found, Mesh({"dp_shard": 2 * shards[-1], **inner}))
+
     try:
-        for few in reserved.recorded_parts(part, given):
-            for size in shards:
-                mesh = Mesh({"dp_shard": size, **inner})
-                recorded[size].append(reserved.record_stage(model, tuple(sorted(given.items())), mesh, options, few))
-                name = reserved.named(given, few, options)
-                yield kept.place(name, mesh, few), reserved.text_of(recorded[size][-1]), 0
-            if len(shards) > 1:
-                found = [recorded[size][-1] for size in shards]
-                reserved.of_shards(found, Mesh({"dp_shard": 2 * shards[-1], **inner}))
-        for few_layers in recorded.values():
-            if len(few_layers) > 1:
-                reserved.extended(few_layers, 1)
+        parts = reserved.recorded_parts(part, given)
+        for few in parts:
+            yield from record(few)
+        if len(parts) > 1 and not all(map(_repeats, recorded.values())):
+            yield from record(part)
     except NotRepeating as error:
         raise InvalidInput(f"its allocations cannot be packed: {error}", source=model.name) from None
+
+
+def _repeats(few_layers: list[reserved.Allocations]) -> bool:
+    with suppress(NotRepeating):
+        reserved.extended(few_layers, 1)
+        return True
+    return False

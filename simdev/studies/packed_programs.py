@@ -63,6 +63,7 @@ MODELS = {
     "llama3-8b": Packing(tensor=(1,)),
     "llama3-70b": Packing(tensor=(1,), recompute=("selective", "full")),
     "llama3-405b": Packing(tensor=(1,), recompute=("full",), microbatch=(1,)),
+    "smollm3-3b": Packing("SmolLM3 3B", tensor=(1,), recompute=("full",), microbatch=(1,)),
     "ministral3-8b": Packing("ministral3", tensor=(1,), recompute=("full",), microbatch=(1,)),
     "qwen3-8b": Packing("Qwen3 8B", tensor=(1,), recompute=("selective", "full"), microbatch=(1,)),
     "qwen3-32b": Packing("Qwen3 32B", tensor=(1,), recompute=("selective", "full")),

@@ -18,6 +18,7 @@ LONG = {
     "8-simulate-a-training-job",
     "9-which-parallelism-when",
     "10-plan-write-run",
+    "11-ten-models",
 }  # what it calls is tested on smaller models
 RUNS = [pytest.param(path, marks=pytest.mark.long if path.stem in LONG else ()) for path in NOTEBOOKS]
 

@@ -214,7 +214,8 @@ def stages(model: ParallelModel, parameters: dict, packing: Packing) -> Iterator
                     continue
                 whole = model.part(given, parameters["layers"])
                 yield partial(_programs, model, given, mesh, whole, (SMALL,), False, False)
-                for sizes in [(size,) for size in packing.shards] or [(SMALL, LARGE)]:
+                alone: list[tuple[int, ...]] = [(size,) for size in packing.shards]
+                for sizes in alone or [(SMALL, LARGE)]:
                     yield partial(_programs, model, given, mesh, whole, sizes, True, True)
                 if tensor in packing.pipelines and recompute in packing.recompute[-2:] and microbatch == 1:
                     for first, last in PARTS.values():

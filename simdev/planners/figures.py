@@ -194,6 +194,9 @@ def why_nothing_can_fit(job: Job, evaluator: Evaluator) -> str:
 
 
 MOST_TIMES = 64  # as many nodes as a cluster has, at most, when more are tried
+# What a plan that advice names takes of the memory, over what its tensors are estimated to take. In the plans of
+# llama3-8b on dgx-h100, an allocator reserves 1.08 to 1.13 times as much as they take.
+TAKEN = {"allocated": 1.0, "reserved": 1.15}
 
 
 def _nodes_that_hold(job: Job, evaluator: Evaluator, tried: Container[Choice] = ()) -> str:
@@ -236,9 +239,9 @@ def _sharded_plan(job: Job, evaluator: Evaluator) -> tuple[Job, Choice] | None:
         at_once = choice.mesh.replicas * size
         other = job.with_changes(batch=at_once * -(-job.batch // at_once))
         found.append((other, replace(choice, reduce_each=other.may_reduce_each(choice))))
-    capacity = job.cluster.kind.memory_bytes
+    most = job.cluster.kind.memory_bytes / TAKEN[job.memory]
     for other, choice in sorted(found, key=lambda pair: pair[0].batch):
-        if other.valid(choice) and estimated_bytes(evaluator.sibling(other), choice) <= capacity:
+        if other.valid(choice) and estimated_bytes(evaluator.sibling(other), choice) <= most:
             return other, choice
     return None
 

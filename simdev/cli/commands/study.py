@@ -299,14 +299,14 @@ def compare_plans(
     from simdev.problem.topology import load_topology
 
     positive(repeats, "--repeats")
-    rows = []
+    rows: list[dict] = []
     for row in compare(model, load_topology(machine), repeats, find_writer("pytorch")):
         rows.append(row)
+        found = write_report(rows, out)  # after each plan: one that fails loses no other
         print(
             f"{len(rows)} of {len(PLANS)}: {row['plan']}: {row['measured_ns'] / 1e6:,.1f} ms, {row['error']:+.1%}",
             file=sys.stderr,
         )
-    found = write_report(rows, out)
     print_figures(
         list(found), [[f"{value:.3f}" for value in found.values()]], as_json, [out / "report.md", out / "plans.jsonl"]
     )

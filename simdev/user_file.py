@@ -55,12 +55,15 @@ def import_file(path: Path) -> ModuleType:
 
 @contextmanager
 def neighbours(path: Path) -> Iterator[None]:
-    """While active, the modules beside ``path`` can be imported, as in a script; functions may import them late."""
-    folder = str(path.parent.resolve())
+    """While active, the modules beside ``path`` can be imported, as in a script; functions may import them late. No
+    bytecode is kept: it would count as that of a file of the same size that is written within the same second."""
+    folder, before = str(path.parent.resolve()), sys.dont_write_bytecode
     sys.path.insert(0, folder)
+    sys.dont_write_bytecode = True
     try:
         yield
     finally:
+        sys.dont_write_bytecode = before
         if folder in sys.path:  # the file may have changed the list itself
             sys.path.remove(folder)
 

@@ -228,9 +228,9 @@ def _why_not_again(row: Row, spec: PlacerSpec | None, check: Check) -> str:
         return "its budget is not a number of evaluations"
     if not spec.repeatable:
         return "its placer may stop by the clock"
-    if any(  # paths of a row, which are not opened
-        json.loads(row.params).get(name, "") != spec.defaults.get(name, "") for name in ("policy", "starts")
-    ):
+    defaults = {name: spec.defaults.get(name, "") for name in ("policy", "starts")}
+    given = json.loads(row.params)
+    if any(given.get(name, default) != default for name, default in defaults.items()):  # paths, which are not opened
         return "its policy or its starts are not part of simdev"
     if spec.same_processor:
         differs = shortened(provenance.differing_processor(row.machine, provenance.machine()), 200)

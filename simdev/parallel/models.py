@@ -35,10 +35,11 @@ def parallel_models() -> dict[str, ParallelModel]:
 
 
 def model_names(models: Mapping[str, ParallelModel] | None = None) -> list[str]:
-    """What a command may call the registered models, or ``models``: each name, with each size, and what is packed."""
+    """What a command may call ``models``: each name, with each size; or the registered models and what is packed."""
+    packed = packed_names() if models is None else ()
     models = parallel_models() if models is None else models
     sizes = [f"{model.name}-{size}" for model in models.values() for size in model.sizes]
-    return [*dict.fromkeys([*models, *sizes, *packed_names()])]
+    return [*dict.fromkeys([*models, *sizes, *packed])]
 
 
 def find_model(entry: str, packed: bool = False) -> tuple[ParallelModel, dict[str, Any]]:
@@ -69,7 +70,7 @@ def find_model(entry: str, packed: bool = False) -> tuple[ParallelModel, dict[st
     name, models, path = SHELF.around(name)
     base, size = split_size(name, models)
     if not base:
-        raise UnknownName(SHELF.what, name, model_names(models), source=path)
+        raise UnknownName(SHELF.what, name, model_names(models if path else None), source=path)
     refuse_version(SHELF.what, base, version, None)
     return models[base], models[base].parameters(size, changes)
 

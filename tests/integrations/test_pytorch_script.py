@@ -5,6 +5,7 @@ Weights are float64, so that losses agree to the last digits however the sums ar
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import math
 import os
 import re
@@ -307,7 +308,7 @@ def read_script(path, job):
         script.MICROBATCH, built[0]._n_microbatches if pp > 1 else script.MICROBATCHES,
         names[type(built[0]).__name__] if pp > 1 else "", tuple(layers),
         ("selective" if hasattr(script, "kept_results") else "full") if wraps else "none",
-        several and "last" not in script.train_step.__code__.co_varnames, precision,
+        several and "last" not in inspect.unwrap(script.train_step).__code__.co_varnames, precision,
         compiled=any(compiled), gathered="set_reshard_after_backward(" in path.read_text(encoding="utf-8"),
     ), counted  # fmt: skip
 

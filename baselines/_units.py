@@ -9,6 +9,7 @@ from simdev.problem.problem import Problem
 
 HUGE = np.iinfo(np.int64).max // 4
 FEW_UNITS = 20  # of a problem whose placements can be listed,
+FEW_OPS = 256  # with so many ops at most,
 FEW = 1 << 14  # so many at most,
 FEW_BEGUN = 1 << 17  # and so many while some units have no device
 
@@ -68,8 +69,8 @@ def capacities(problem: Problem) -> np.ndarray:
 
 def fitting_placements(problem: Problem, allowed: np.ndarray) -> np.ndarray | None:
     """int32 ``(k, units)``: all unit devices within ``allowed`` whose persistent bytes fit in memory. None if the
-    problem has more than :data:`FEW_UNITS` units, or more such placements than :data:`FEW`."""
-    if problem.graph.n_units > FEW_UNITS:
+    problem has more than :data:`FEW_UNITS` units or :data:`FEW_OPS` ops, or more such placements than :data:`FEW`."""
+    if problem.graph.n_units > FEW_UNITS or problem.graph.n_ops > FEW_OPS:
         return None
     held = problem.unit_persistent_bytes
     every, room = np.zeros((1, len(held)), np.int32), capacities(problem)[None]

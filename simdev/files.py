@@ -243,8 +243,8 @@ def _check_directory(file: BinaryIO, path: str | os.PathLike) -> None:
 
 
 def _need_regular(path: str | os.PathLike) -> None:
-    """Refuse what is no regular file before it is opened: whoever opens a pipe waits until somebody writes to it. What
-    the system says of a folder is more precise."""
+    """Refuse a pipe, a socket or a device before it is opened: the opening of a pipe waits for a process that writes to
+    it. A folder passes, because the error of the system is more precise."""
     mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise InvalidInput("not a regular file", source=path)

@@ -5,9 +5,9 @@ A stage takes the passes of its layers, the transfers over its borders, and its 
 (section 4, "time per sample"); its memory holds all microbatches in progress.
 
 In the paper each layer is recomputed or not. Here a stage recomputes all of its layers or none, because that is what a
-:class:`~simdev.planners.Choice` can say and what the captured models execute. Where a stage lacks a little memory, its
-passes are then up to a third longer than in the paper: one forward pass beside a forward and a backward one. The
-published program, which chooses for each layer, is :func:`simdev.exact.piper.piper`.
+:class:`~simdev.planners.Choice` can say and what the captured models execute. A stage that lacks a little memory
+recomputes more than in the paper. The published program, which chooses for each layer, is
+:func:`simdev.exact.piper.piper`.
 """
 
 from simdev.baselines.planners._stages import bottleneck_plan, first_that_fits, in_progress, pipelines
@@ -22,8 +22,8 @@ from simdev.planners import planner
     departures=(
         "the state counts stages, not the sum of data degrees: replicas divide a microbatch, so a stage that is the "
         "last but s keeps s + 1 microbatches",
-        "a stage recomputes all of its layers or none; the paper chooses for each layer, by a knapsack. Where a stage "
-        "lacks a little memory, its passes take up to a third longer here",
+        "a stage recomputes all of its layers or none; the paper chooses for each layer, by a knapsack, so that a "
+        "stage that lacks a little memory recomputes less",
         "layers form a chain; the exchange of gradients and the update are those of the captured program",
         "the sequences of a microbatch are enumerated; stages fit a node or fill nodes",
     ),

@@ -10,7 +10,7 @@ from drawn import chain, machine, moirai_example
 from drawn import problem as drawn_problem
 from test_list_schedulers import problem_of
 
-from simdev.baselines import _climb, _guided, _order, _search, _walk
+from simdev.baselines import _climb, _guided, _order, _search, _units, _walk
 from simdev.baselines._critical import critical
 from simdev.baselines._payoff import Payoff
 from simdev.baselines._units import capacities, choices, fitting_placements
@@ -566,7 +566,7 @@ def test_a_small_problem_is_searched_to_its_shortest_step():
     assert ended > 10  # before all were simulated
 
 
-def test_placements_are_listed_of_small_problems_only():
+def test_placements_are_listed_of_small_problems_only(monkeypatch):
     problem = drawn_problem(chain(*[0] * 15), machine(2), [100] * 15)
     allowed = choices(problem)
     assert fitting_placements(problem, allowed) is None  # of 32,768
@@ -575,6 +575,8 @@ def test_placements_are_listed_of_small_problems_only():
     search = _guided.Guided(problem, allowed, Budget(problem, evaluations=1), np.random.default_rng(0))
     start = search.state(np.zeros(15, np.int32))
     assert _guided._least_bounds_first(search, start, search.budget) == (start, True)  # no evaluation is left or needed
+    monkeypatch.setattr(_units, "FEW_OPS", 14)
+    assert fitting_placements(problem, allowed) is None  # many ops in few units: each bound takes long
 
 
 @pytest.mark.parametrize("name", ["heft", "peft", "m-etf", "cp-sat"])

@@ -169,6 +169,7 @@ def test_a_part_that_a_target_cannot_say_is_refused_by_name(target, model, refus
         find_writer(target)({**JOBS, **MORE}[model](), refused)
 
 
+@pytest.mark.slow
 def test_other_targets_are_those_that_write_the_plan(tmp_path):
     """``simdev plan --write`` names them where one refuses."""
     assert other_targets("transformers", make_job("llama3-8b"), choice(pp=2, dp_shard=16)) == ["torchtitan"]

@@ -44,7 +44,7 @@ class Pipeline:
     """All that a dynamic program knows about pipelines with microbatches of ``sequences`` sequences.
 
     ``costs`` of each of ``options``; ``sent_ns`` is the time to send a replica's share of the activations over a border
-    of its stage, float per option.
+    of its stage, ``sent_bytes`` its size, float per option.
     """
 
     job: Job
@@ -53,6 +53,12 @@ class Pipeline:
     options: tuple[Option, ...]
     costs: tuple[StageCosts, ...]
     sent_ns: np.ndarray
+    sent_bytes: np.ndarray
+
+    @property
+    def received_bytes(self) -> np.ndarray:
+        """Bytes of the buffers that a stage with a next one keeps for its gradients, float per option."""
+        return self.sent_bytes * (self.microbatches if self.job.software.receive_buffers else 1)
 
 
 def stage_sizes(job: Job) -> list[int]:
@@ -76,9 +82,9 @@ def pipelines(
     tensors = [t for t in range(1, job.cluster.gpus + 1) if t == 1 or (tensor and "tp" in job.model.axes)]
     kinds = job.known_recomputes if recompute else job.known_recomputes[:1]
     degrees = [d for d in range(1, job.ranks + 1) if job.batch % d == 0]
-    known: dict[Option, tuple[StageCosts, float] | None] = {}
+    known: dict[Option, tuple[StageCosts, float, int] | None] = {}
 
-    def cost(option: Option) -> tuple[StageCosts, float] | None:
+    def cost(option: Option) -> tuple[StageCosts, float, int] | None:
         if option not in known:
             known[option] = _cost(job, budget, option)
         return known[option]
@@ -96,12 +102,12 @@ def pipelines(
         priced = [(option, price) for option in found if (price := cost(option)) is not None]
         if priced:
             options = tuple(option for option, _ in priced)
-            costs, sent = zip(*(price for _, price in priced), strict=True)
-            yield Pipeline(job, sequences, job.batch // sequences, options, costs, np.array(sent))
+            costs, *sent = zip(*(price for _, price in priced), strict=True)
+            yield Pipeline(job, sequences, job.batch // sequences, options, costs, *map(np.array, sent))
 
 
-def _cost(job: Job, budget: PlanBudget, option: Option) -> tuple[StageCosts, float] | None:
-    """The costs of an option and the time of a send; None where the job has no such stage."""
+def _cost(job: Job, budget: PlanBudget, option: Option) -> tuple[StageCosts, float, int] | None:
+    """The costs of an option, and time and bytes of a send; None where the job has no such stage."""
     alone = Choice(Mesh({"pp": 1}), option.share * option.mesh.replicas, option.recompute, stage_meshes=(option.mesh,))
     if not job.valid(alone):
         return None
@@ -109,7 +115,7 @@ def _cost(job: Job, budget: PlanBudget, option: Option) -> tuple[StageCosts, flo
     size = slice_of(job.model, parameters, option.mesh).size
     rate, latency = route(0, min(option.ranks, job.ranks - 1), job.cluster)
     sent = latency + size / rate * 1e9 if option.ranks < job.ranks else 0.0
-    return stage_costs(budget.evaluator, option.mesh, option.share, option.recompute), sent
+    return stage_costs(budget.evaluator, option.mesh, option.share, option.recompute), sent, size
 
 
 StageNs = Callable[[Pipeline, int, int], np.ndarray]
@@ -128,6 +134,7 @@ def loads(pipeline: Pipeline, stage_ns: StageNs, progress: Callable[[int], int],
     chosen = np.zeros((len(sizes), layers + 1), np.int64)
     for number, option in enumerate(pipeline.options):
         held = pipeline.costs[number].peak_bytes(progress(stages))[last]
+        held += 0.0 if last else pipeline.received_bytes[number]
         ns = np.where(held <= limit, stage_ns(pipeline, number, last), np.inf)
         row = sizes.index(option.ranks)
         chosen[row, ns < best[row]] = number

@@ -39,7 +39,8 @@ class Framework:
     data-parallel replicas hold whole parameters and gradients and divide the optimizer's state and its update, and
     their traffic overlaps. ``send_bytes_per_s``: the most that a send between two ranks reaches (0: what the link
     allows). ``slowdown``: how many times longer kernels take beside a collective of their rank. ``parameters``: what
-    the framework changes in the defaults of models, by model.
+    the framework changes in the defaults of models, by model. ``receive_buffers``: its pipelines keep a buffer for each
+    microbatch (:attr:`simdev.parallel.plan.Plan.receive_buffers`).
     """
 
     name: str
@@ -51,6 +52,7 @@ class Framework:
     send_bytes_per_s: int = 0
     slowdown: float = 1.0
     parameters: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    receive_buffers: bool = True
 
     @property
     def scale(self) -> dict[str, float]:
@@ -150,6 +152,7 @@ def _read(data: dict, name: str, source: str) -> Framework:
         round(1e9 * read.number("send_gb_per_s", 0)),
         read.number("slowdown", 1, least=1),
         parameters,
+        read("receive_buffers", bool, default=True),
     )
     read.finish()
     return framework

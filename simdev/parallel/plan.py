@@ -61,6 +61,11 @@ class Plan:
     ``distributed_optimizer``: each replica holds whole parameters and gradients, as Megatron-Core does. The optimizer's
     state and its update are divided among the replicas, whose traffic overlaps: their program is that of one replica.
 
+    ``receive_buffers``: a stage keeps a buffer for the activation of each microbatch of the step, and one for its
+    gradient, as far as other stages send them, as PyTorch's pipelines do (``torch.distributed.pipelining``,
+    ``PipelineStage._setup_forward_recv_info`` and ``_setup_backward_recv_info``). Otherwise what was received is freed
+    by the backward pass of its microbatch.
+
     ``stage_meshes`` gives each pipeline rank a mesh of its own (without ``pp``; ``mesh`` then holds ``pp`` alone), and
     ``stage_recompute`` its own recomputation. Their ranks follow one another, and some of the cluster's may be left
     over. A microbatch is then one of the whole pipeline: its sequences (the parameter ``microbatch``) are divided among
@@ -82,6 +87,7 @@ class Plan:
     distributed_optimizer: bool = False
     reshard: str = "always"
     slowdown: float = 1.0
+    receive_buffers: bool = True
 
     def __post_init__(self):
         if self.stage_meshes or self.stage_recompute:
@@ -590,6 +596,13 @@ def resident_bytes(plan: Plan, stage: StageProgram) -> int:
     return stage.parameters * WHOLE + -(-stage.parameters * DIVIDED // plan.shares_of_update)
 
 
+def received_bytes(program: PlanProgram, stage: int) -> tuple[int, int]:
+    """Bytes that a rank of the stage receives for each microbatch: the activation from the stage before it, and the
+    gradient from the stage after it."""
+    sent = [one.output_bytes for one in program.stages]
+    return sent[stage - 1] if stage else 0, sent[stage] if stage + 1 < len(sent) else 0
+
+
 def peak_bytes(program: PlanProgram) -> np.ndarray:
     """int64 per pipeline rank: most bytes in use in a step. Needs no simulation."""
     plan = program.plan
@@ -643,12 +656,20 @@ def _memory(program: PlanProgram, actions: tuple[Action, ...], templates: dict[A
     stages = sorted({action[1] for action in actions})
     plan = program.plan
     live = sum(resident_bytes(plan, program.stages[stage]) for stage in stages)
+    if plan.receive_buffers:
+        live += plan.microbatches * sum(sum(received_bytes(program, stage)) for stage in stages)
     met: set[int] = set()
     steps = [(action, templates[action]) for action in actions if action[0] != "I" or action[1]]
     steps += [(("U", stage, 0), program.finish[stage]) for stage in stages]
     found = []
     for action, template in steps:
+        activation, gradient = received_bytes(program, action[1])
+        if not plan.receive_buffers and action[0] != "U":
+            halved = action[0] == "W" and action[1]  # the first half received the gradient
+            live += activation if action[0] == "F" else 0 if halved else gradient
         after = live + template.live_bytes
+        if action[0] in "BW":  # the program frees the gradient and does not know of the activation
+            after += gradient if plan.receive_buffers else -activation
         if plan.distributed_optimizer and action[0] in "BW" and action[1] not in met:
             met.add(action[1])
             after -= HALF * program.stages[action[1]].parameters  # its gradients are resident already

@@ -72,6 +72,7 @@ class TypedPlan:
             stage_recompute=tuple(self.recompute.split("/")) if model == self.model and self.recompute else (),
             distributed_optimizer=software.distributed_optimizer,
             slowdown=software.slowdown,
+            receive_buffers=software.receive_buffers,
             reduce_each=self._reduces_each,
             reshard=self.reshard,
         )

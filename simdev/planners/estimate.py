@@ -526,6 +526,9 @@ def _peak_bytes(plan: Plan, figures: dict[str, list[np.ndarray]], resident: list
     laid = _laid_out(plan, few)
     live = np.zeros(ranks)
     for stage, stored in enumerate(resident):
-        live[plan.rank_of(stage)] += stored
+        rank = plan.rank_of(stage)
+        live[rank] += stored
+        if plan.receive_buffers:
+            live[rank] += plan.microbatches * _sent_bytes(plan, rank) * ((stage > 0) + (stage + 1 < plan.stages))
     left, most = (np.array([[f[row] for f in figures[name]] for name in PASSES[:4]], float) for row in (LIVE, PEAK))
     return float(most_bytes(laid.rank, laid.stage, laid.pass_of_memory, left, most, live))

@@ -299,6 +299,7 @@ class Job:
             distributed_optimizer=self.software.distributed_optimizer,
             reshard=choice.reshard,
             slowdown=self.software.slowdown,
+            receive_buffers=self.software.receive_buffers,
         )
         plan.parts  # noqa: B018  raises where a stage would have no layer
         if not any_precision and not all(map(self.same_precision, choice.stage_meshes or (mesh,))):

@@ -78,6 +78,19 @@ for path in sys.argv[1:]:
 end()
 """
 
+KEPT = """
+from torch.distributed.pipelining.stage import _PipelineStageBase as stages
+clear = stages.clear_runtime_states
+
+def clear_and_tell(stage):
+    rows = *stage.args_recv_info.values(), *stage.grad_recv_info.values()
+    held = sum(info.buffer.nbytes for row in rows for info in row if info.buffer is not None)
+    print("kept", stage.stage_index, held, flush=True)
+    clear(stage)
+
+stages.clear_runtime_states = clear_and_tell
+"""
+
 
 def most_lines(model, choice):
     """How long a script may be. The stages of a plain module's pipeline run the module's own code, and keep its parts
@@ -115,20 +128,44 @@ def write(tmp_path, monkeypatch):
 
 def losses(paths, ranks):
     """The losses that each script prints, all in one job of ``ranks`` processes, which import PyTorch once."""
-    driver = paths[0].with_name("driver.py")
-    driver.write_text(DRIVER, encoding="utf-8")
-    launcher = ["-m", "torch.distributed.run", "--standalone"]  # on a free port: other tests may run such a job, too
-    command = [sys.executable, *launcher, "--nproc-per-node", str(ranks), driver.name, *(path.name for path in paths)]
-    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=driver.parent, capture_output=True, text=True, timeout=3600, env=variables)
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
     found = {}
-    for line in done.stdout.splitlines():
+    for line in printed_by(paths, ranks):
         if line.startswith("script "):
             found[line.removeprefix("script ")] = printed = []
         elif "loss" in line:
             printed.append(float(line.rpartition(" ")[2]))
     return [found[path.name] for path in paths]
+
+
+def printed_by(paths, ranks, first=""):
+    """The lines that a job prints which runs the code ``first`` and then the scripts."""
+    driver = paths[0].with_name("driver.py")
+    driver.write_text(first + DRIVER, encoding="utf-8")
+    launcher = ["-m", "torch.distributed.run", "--standalone"]  # on a free port: other tests may run such a job, too
+    command = [sys.executable, *launcher, "--nproc-per-node", str(ranks), driver.name, *(path.name for path in paths)]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=driver.parent, capture_output=True, text=True, timeout=3600, env=variables)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_a_pipeline_keeps_the_buffers_that_its_plan_counts(write):
+    """What each stage of PyTorch's pipeline still holds of a step, when the next one begins."""
+    from simdev.parallel.plan import prepare, received_bytes
+
+    for plan in (
+        {"microbatch": 4, "pp": 2},
+        {"microbatch": 2, "pp": 2, "schedule": "interleaved", "stages_per_rank": 2},
+    ):
+        path, job, choice = write(**plan)
+        made = job.plan(choice)
+        program = prepare(made)
+        found = {line for line in printed_by([path], 2, KEPT) if line.startswith("kept")}
+        counted = [made.microbatches * sum(received_bytes(program, stage)) for stage in range(made.stages)]
+        assert found - {f"kept {stage} 0" for stage in range(made.stages)} == {
+            f"kept {stage} {size}" for stage, size in enumerate(counted)
+        }
 
 
 @pytest.mark.slow

@@ -367,6 +367,31 @@ def test_extended_allocations_are_those_of_the_whole_stage(tmp_path, monkeypatch
     assert max(layers) == 5  # and were not recorded as a whole
 
 
+def test_memory_after_a_step_is_what_it_was_before_and_pipelines_keep_buffers(tmp_path, monkeypatch):
+    """With PyTorch's pipelines a buffer for each microbatch and direction of a border; with Megatron's what is
+    received is freed with its microbatch."""
+    pytest.importorskip("torch")
+    from simdev.parallel.plan import prepare, received_bytes, resident_bytes, simulate_program
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    held = {}
+    for framework, schedule in (("eager", "1f1b"), ("megatron", "1f1b"), ("eager", "zero-bubble")):
+        typed = TypedPlan(SMALL, "dgx-h100", "pp=3", 12, schedule, framework=framework)
+        program = prepare(typed.plan, typed.prices())
+        for rank, actions in enumerate(simulate_program(program).memory):
+            received = received_bytes(program, rank)
+            assert sum(size > 0 for size in received) == (2 if rank == 1 else 1)
+            after = resident_bytes(typed.plan, program.stages[rank])
+            assert actions[-1][2] == after + (12 * sum(received) if framework == "eager" else 0)
+            held[framework, schedule, rank] = actions[7][2] - actions[-1][2]
+            steady = [bytes_after for (what, *_), _, bytes_after in actions[6:-3] if what == "F"]
+            assert len(set(steady)) == 1 and steady[0] > after  # no microbatch leaves anything behind
+    activation, gradient = received_bytes(program, 1)
+    assert activation == gradient
+    # after the fifth forward pass on the second of three ranks, two microbatches are in progress
+    assert held["megatron", "1f1b", 1] - held["eager", "1f1b", 1] == 2 * activation
+
+
 @pytest.mark.slow
 def test_the_replay_allocates_what_the_plan_says(tmp_path, monkeypatch):
     """The peak of a pipeline's allocated memory by its passes, and by the replay of its allocations."""

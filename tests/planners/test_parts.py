@@ -407,11 +407,17 @@ def schedule_in_words(plan, microbatches, times, sent_ns):
     return max(free)
 
 
+SENT = 2e8  # bytes
+
+
 def peak_in_words(plan, microbatches, figures, resident):
     """The most memory of a rank, action by action."""
     peak = 0.0
     for rank, actions in enumerate(pipeline_order(plan.schedule, plan.mesh["pp"], microbatches, plan.stages_per_rank)):
-        live = sum(resident[stage] for stage in range(plan.stages) if plan.rank_of(stage) == rank)
+        own = [stage for stage in range(plan.stages) if plan.rank_of(stage) == rank]
+        live = sum(resident[stage] for stage in own)
+        borders = sum(2 - (stage == 0) - (stage == plan.stages - 1) for stage in own)
+        live += SENT * borders * microbatches * plan.receive_buffers
         for kind, stage, number in actions:
             if kind == "I":
                 continue
@@ -428,12 +434,13 @@ def peak_in_words(plan, microbatches, figures, resident):
 )
 def test_schedules_of_estimates_are_what_they_are_in_words(schedule, ranks, chunks, monkeypatch):
     pytest.importorskip("torch")
-    monkeypatch.setattr(module, "_sent_bytes", lambda plan, rank: 1)
+    monkeypatch.setattr(module, "_sent_bytes", lambda plan, rank: SENT)
     monkeypatch.setattr(module, "send_ns", lambda *_: 12_345)
     rng, stages = np.random.default_rng(0), ranks * chunks
     plan = SimpleNamespace(
         schedule=schedule, mesh=Mesh({"pp": ranks}), microbatches=2 * ranks, stages_per_rank=chunks, stages=stages,
         first_ranks=tuple(range(ranks)), cluster=None, rank_of=lambda stage: stage_rank(schedule, ranks, stage),
+        receive_buffers=schedule != "gpipe",
     )  # fmt: skip
     times = {name: (1e6 * rng.random(stages)).tolist() for name in module.PASSES}
     figures = {name: list(1e9 * rng.normal(size=(stages, 6))) for name in module.PASSES}

@@ -70,11 +70,12 @@ def reserved_bytes(plan: Plan, known: dict | None = None) -> tuple[Reserved, ...
     for rank in range(ranks):
         buffers = NCCL_BYTES * sum(1 for _ in plan.meshes[rank].inner) + (NCCL_BYTES if ranks > 1 else 0)
         own = {stage: _allocations(plan, stage, known) for stage in sorted({stage for _, stage, _ in orders[rank]})}
+        sent = {stage: _gradient_bytes(_allocations(plan, stage - 1, known)) if stage else 0 for stage in own}
         if 1 < rank < ranks - 1 and ranks > 4:
-            allocated = _replayed(plan, own, orders[rank], inf, count=True).peak_allocated_bytes
+            allocated = _replayed(plan, own, sent, orders[rank], inf, count=True).peak_allocated_bytes
             found[rank] = Reserved(allocated, allocated * found[1].reserved // found[1].allocated, buffers)
             continue
-        allocator = _replayed(plan, own, orders[rank], limit - buffers)
+        allocator = _replayed(plan, own, sent, orders[rank], limit - buffers)
         found[rank] = Reserved(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, buffers)
     return tuple(found[rank] for rank in range(ranks))
 
@@ -102,18 +103,34 @@ def _orders(plan: Plan):
     return pipeline_order(plan.schedule, ranks, few, plan.stages_per_rank)
 
 
-def _replayed(plan: Plan, own: dict[int, Allocations], order: tuple[Action, ...], limit: float, count: bool = False):
+def _replayed(
+    plan: Plan,
+    own: dict[int, Allocations],
+    sent: dict[int, int],
+    order: tuple[Action, ...],
+    limit: float,
+    count: bool = False,
+):
+    """The allocator after two steps of the stages ``own``, to each of which the one before it sends ``sent`` bytes."""
     allocator = _Counter() if count else CachingAllocator(limit)
     for stage, found in own.items():
         allocator.replay((("P", stage, row[1]), *row[2:]) for row in found.segments[0])
         if plan.distributed_optimizer:
             allocator.replay([(("main", stage), MAIN_GRADIENT * found.parameters, 0)])
-    passes = {stage: _PassEvents(found, stage, plan.distributed_optimizer) for stage, found in own.items()}
+        if plan.receive_buffers:
+            sizes = sent[stage], _gradient_bytes(found) if stage + 1 < plan.stages else 0
+            kept = enumerate(size for size in sizes if size)
+            allocator.replay((("kept", stage, n, m), size, 0) for n, size in kept for m in range(plan.microbatches))
+    passes = {stage: _PassEvents(found, stage, plan) for stage, found in own.items()}
     last = {stage: max(action[2] for action in order if action[1] == stage) for stage in own}
     for step in range(STEPS):
         for what, stage, number in order:
             which = 0 if number == 0 else 2 if number == last[stage] else 1
+            received = ("received", stage, number), sent[stage] if what == "F" else 0, 0
+            alone = not plan.receive_buffers and sent[stage]
+            allocator.replay([received] if alone and what == "F" else [])
             allocator.replay(passes[stage].events(what, which, number))
+            allocator.replay([received] if alone and what == "B" else [])
         if not step:
             allocator.replay(_state(plan, own))
         for stage in own:
@@ -134,9 +151,12 @@ class _PassEvents:
     """The events of a stage's passes, whose keys name the microbatch that allocates. Three recorded microbatches stand
     for the first one of a step, all between, and the last one."""
 
-    def __init__(self, found: Allocations, stage: int, into_buffer: bool):
+    def __init__(self, found: Allocations, stage: int, plan: Plan):
         self.found, self.stage = found, stage
-        self.skipped = _gradients(found) if into_buffer else frozenset()  # they are added to a buffer of their own
+        # what is added to a buffer of its own, or received in one
+        self.skipped = _gradients(found) if plan.distributed_optimizer else frozenset()
+        if plan.receive_buffers and stage + 1 < plan.stages:
+            self.skipped |= {(segment, 0) for segment in range(2, len(found.segments) - 1, 2)}
         self.alive: dict[tuple[int, int], list[int]] = {}  # microbatches that hold what a recorded pass allocates
         self.handed_on = _handed_on(found)
 
@@ -180,6 +200,12 @@ def _handed_on(found: Allocations) -> frozenset[tuple[int, int]]:
         for row in found.segments[segment]
         if row[0] and (row[0] - 1) // 2 != (segment - 1) // 2
     )
+
+
+def _gradient_bytes(found: Allocations) -> int:
+    """Bytes of the gradient that a stage receives from the next one, and so of what it sends there: a recorded backward
+    pass begins by allocating it."""
+    return found.segments[2][0][2]
 
 
 def _gradients(found: Allocations) -> frozenset[tuple[int, int]]:

@@ -399,8 +399,12 @@ def test_the_replay_allocates_what_the_plan_says(tmp_path, monkeypatch):
     from simdev.parallel.plan import peak_bytes, prepare
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for mesh, schedule, stages in (("pp=2,tp=2", "1f1b", 1), ("pp=2,dp_shard=2", "interleaved", 2)):
-        typed = TypedPlan(SMALL, "dgx-h100", mesh, 6, schedule, stages)
+    for mesh, schedule, stages, framework in (
+        ("pp=2,tp=2", "1f1b", 1, "eager"),
+        ("pp=2,tp=2", "1f1b", 1, "megatron"),
+        ("pp=2,dp_shard=2", "interleaved", 2, "eager"),
+    ):
+        typed = TypedPlan(SMALL, "dgx-h100", mesh, 6, schedule, stages, framework=framework)
         reserved = reserved_bytes(typed.plan)
         peaks = peak_bytes(prepare(typed.plan, typed.prices())).tolist()
         for one, peak in zip(reserved, peaks, strict=True):

@@ -83,12 +83,11 @@ def other_sizes(job: Job, evaluator: Evaluator, best: Outcome, tokens: float | N
 
 
 def _resized(job: Job, choice: Choice, twice: bool) -> tuple[Job, Choice] | None:
-    """The job on half or twice the nodes, and the choice with half or twice the replicas, if both can be."""
-    nodes, rest = (2 * job.cluster.nodes, 0) if twice else divmod(job.cluster.nodes, 2)
-    ranks = 2 * job.ranks if twice else job.ranks // 2
-    if rest or not nodes or choice.stage_meshes or (nodes > 1 and not job.cluster.network_bytes_per_s):
+    """The job on half or twice the GPUs, and the choice with half or twice the replicas, if both can be."""
+    ranks, rest = (2 * job.ranks, 0) if twice else divmod(job.ranks, 2)
+    if rest or choice.stage_meshes or (ranks > job.cluster.gpus and not job.cluster.network_bytes_per_s):
         return None
-    other = job.with_changes(cluster=replace(job.cluster, nodes=nodes), ranks=ranks)
+    other = job.with_changes(cluster=replace(job.cluster, nodes=0), ranks=ranks)
     sizes = choice.mesh.sizes
     for axis in ("dp_replicate", "dp_shard"):
         size = choice.mesh[axis]

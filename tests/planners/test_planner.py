@@ -183,7 +183,7 @@ def test_choices_survive_json():
 
 def test_days_and_dollars_by_hand(tiny_job, tiny_evaluator):
     """8 sequences of 256 tokens in 2 s are 1,024 tokens/s; four GPUs at 3 dollars an hour are 288 dollars a day. On
-    half and twice the nodes the replicas are half and twice as many."""
+    half and twice the GPUs the replicas are half and twice as many."""
     found = demand(tiny_job, 2.0, 1024 * 86_400 * 10, 3.0)
     assert found == {"ranks": 4, "tokens_per_day": 1024 * 86_400, "days": 10, "dollars": 2880}
     cluster = load_cluster("dgx-a100[nodes=2]")
@@ -197,7 +197,11 @@ def test_days_and_dollars_by_hand(tiny_job, tiny_evaluator):
     ]
     alone = job.with_changes(cluster=replace(cluster, nodes=1, network_bytes_per_s=0), ranks=8)
     choice = Choice(Mesh({"dp_replicate": 4, "tp": 2}), 1)
-    assert other_sizes(alone, evaluator, evaluator.sibling(alone).outcome(choice, always=True), None, None) == []
+    sizes = other_sizes(alone, evaluator, evaluator.sibling(alone).outcome(choice, always=True), None, None)
+    assert [(row["ranks"], row["name"]) for row in sizes] == [(4, "dp_replicate=2,tp=2 microbatch=1")]
+    unbounded = job.with_changes(cluster=replace(cluster, nodes=0), ranks=8)
+    sizes = other_sizes(unbounded, evaluator, evaluator.sibling(unbounded).outcome(choice, always=True), None, None)
+    assert [row["ranks"] for row in sizes] == [4, 16]
 
 
 def test_uneven_stages_are_simulated(tiny_job, tiny_evaluator):

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 RECOMPUTE = ("none", "selective", "full")
 AXES = ("dp_replicate", "dp_shard")  # those that every model has
+SAMPLES = 7  # of a package's model, whose other inputs hardly have this size
 SMALL_STATES = ("torchao.optim", "bitsandbytes")  # whose updates are compiled, or kernels of their own
 
 
@@ -263,7 +264,7 @@ def _make(model: PlainModel) -> TrainingStep:
 
     build: Callable[[], Step] | None
     if is_package_model(model.name):
-        build = package_step(model.name)[0]
+        build = package_step(model.name, batch=SAMPLES)[0]
     else:
         path, _, function = model.name.rpartition(":")
         build = getattr(import_file(Path(path)), function, None)
@@ -379,11 +380,14 @@ def _built(kind: type, groups: list[tuple[list[str], dict]], now: Mapping[str, A
 
 
 def _samples(step: TrainingStep, source: str) -> int:
-    """Samples of the step's batch: the first size that all of its inputs have."""
+    """Samples of the step's batch: the first size that all of its inputs have; of a package's model, some (positions in
+    an image have no batch)."""
     import torch
     from torch.utils._pytree import tree_leaves
 
     sizes = [t.shape[0] for t in tree_leaves(step.inputs) if isinstance(t, torch.Tensor) and t.dim()]
+    if is_package_model(source) and SAMPLES in sizes:
+        return SAMPLES
     if not sizes or len(set(sizes)) > 1:
         message = f"its inputs have different first sizes ({', '.join(map(str, sizes))}), so that none is the batch"
         raise InvalidInput(message, source=source, field="inputs")
@@ -599,8 +603,7 @@ def _divides(model: PlainModel, kinds: tuple[int, ...], plan: dict[str, Any]) ->
     from simdev.parallel.capture.tensor_rule import collectives, count_rows
 
     try:
-        with fake_process_group(Mesh({"tp": 2})) as mesh, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with fake_process_group(Mesh({"tp": 2})) as mesh:
             with _on_fakes(model, kinds, mesh["tp"], plan) as (run, _, loss):
                 found = collectives(loss)
                 wanted = count_rows(run.model, plan)

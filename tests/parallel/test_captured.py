@@ -75,6 +75,13 @@ def test_captures_that_ship_are_read_and_the_users_own_before_them(shipped):
     assert kept.load("name")["parameters"] == 6
 
 
+def test_a_pipe_among_captures_is_not_opened(shipped):
+    kept.folder().mkdir(parents=True, exist_ok=True)
+    for name in ("name", "other"):
+        os.mkfifo(kept.folder() / f"{name}.json.gz")
+    assert kept.load("name")["parameters"] == 5 and kept.load("other") is None
+
+
 def test_apart_nothing_that_ships_is_loaded(shipped):
     with kept.apart():
         assert not kept.has("name") and kept.load("name") is None

@@ -1,11 +1,13 @@
 """A plain module without parallel code: its blocks are found, sharded, recomputed."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from simdev.errors import InvalidInput
-from simdev.parallel import Plan, find_model, load_cluster, parse_mesh, simulate_plan
+from simdev.graphs.workload import TrainingStep
+from simdev.parallel import Plan, find_model, load_cluster, parse_mesh, plain, simulate_plan
 from simdev.parallel.capture.stage import capture_stage
 from simdev.parallel.mesh import Mesh
 
@@ -402,3 +404,14 @@ def test_products_of_8_bits_are_those_of_the_library(entry):
     products = [call for call in calls if call.kind == "_scaled_mm"]
     assert len(products) == 3 * 4 and all("f8e4m3" in call.signature for call in products)
     assert sum(call.flops for call in products) == 3 * 4 * 2 * 16 * 64 * 64
+
+
+def test_inputs_of_a_package_may_lack_a_batch():
+    """Flux takes the positions of its tokens, which all samples share; in a user's own step this is a mistake."""
+    torch = pytest.importorskip("torch")
+    inputs = torch.zeros(plain.SAMPLES, 16, 64), torch.zeros(16, 3), torch.zeros(plain.SAMPLES)
+    step = TrainingStep(None, inputs, None)
+    assert plain._samples(step, "diffusers:FluxTransformer2DModel") == plain.SAMPLES
+    for source, given in (("my_model.py:make_step", inputs), ("diffusers:FluxTransformer2DModel", inputs[1:2])):
+        with pytest.raises(InvalidInput, match="none is the batch") if given is inputs else contextlib.nullcontext():
+            assert plain._samples(TrainingStep(None, given, None), source) == 16

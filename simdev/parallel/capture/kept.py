@@ -112,10 +112,11 @@ def load(name: str) -> dict | None:
 def content(name: str) -> str | None:
     """The text that is kept under a name, or that ships; None where there is none whose digest is right."""
     file = _file(name)
-    with contextlib.suppress(ValueError):
-        digest, _, text = read_zipped(file, MAX_CAPTURE).partition("\n")
-        if digest == _sum(name, text):
-            return text
+    if file.is_file():  # to open a pipe would wait for a writer
+        with contextlib.suppress(ValueError):
+            digest, _, text = read_zipped(file, MAX_CAPTURE).partition("\n")
+            if digest == _sum(name, text):
+                return text
     return _unpacked(_index()[name], SHIPPED)[1][name] if _ships(name) else None
 
 

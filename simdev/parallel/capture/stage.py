@@ -17,6 +17,7 @@ import contextlib
 import gc
 import random
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -374,7 +375,8 @@ def fake_process_group(mesh: Mesh, rank: int = 0):
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=mesh.stage_ranks)
     try:
         names, shape = zip(*(mesh.inner or (("dp_shard", 1),)), strict=True)
-        with new_objects_only(), fused_norms():
+        with new_objects_only(), fused_norms(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of PyTorch's libraries: nothing is trained here
             yield init_device_mesh("cpu", shape, mesh_dim_names=names)
     finally:
         dist.destroy_process_group()

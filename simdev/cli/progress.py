@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 from simdev.bench.bench import Observer
 from simdev.bench.rows import Row
+from simdev.cli.pace import Pace, left
 from simdev.report.summary import cell
 
 
@@ -43,26 +43,6 @@ def steps(what: str) -> Iterator[Callable[[int, int, str], None]]:
         yield lambda done, total, title: bar.update(
             task, completed=done, total=total, now=title, left=pace.left(done, total).lstrip(", ")
         )
-
-
-class Pace:
-    """Estimates the time left from the time that the steps before took."""
-
-    def __init__(self) -> None:
-        self.begin = time.monotonic()
-
-    def left(self, done: int, total: int) -> str:
-        """``, about 3 min left``, or nothing at the beginning and at the end."""
-        if not 0 < done < total:
-            return ""
-        return f", {left((time.monotonic() - self.begin) / done * (total - done))}"
-
-
-def left(seconds: float | None) -> str:
-    """An estimate of the time left, in words; empty if there is none."""
-    if seconds is None:
-        return ""
-    return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {max(1, seconds):.0f} s left"
 
 
 class _Plain(Observer):

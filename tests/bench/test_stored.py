@@ -20,7 +20,7 @@ from simdev.bench.submission import submit
 from simdev.bench.verify import verify
 from simdev.bench.workers import Limits
 from simdev.cli import main as cli
-from simdev.cli.progress import left
+from simdev.cli.pace import left
 from simdev.errors import InvalidInput, UnknownName
 from simdev.problem.placement import Placement
 from simdev.problem.placement_file import placement_file, store_placement

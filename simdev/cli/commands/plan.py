@@ -24,6 +24,7 @@ from simdev.cli.options import (
     in_a_folder,
     positive,
 )
+from simdev.cli.pace import left as in_words
 from simdev.cli.tables import print_json, print_table
 from simdev.errors import InvalidInput, UnknownName
 
@@ -354,8 +355,6 @@ class _Progress:
         if now - self.last < 2 or self.budget is None:
             return
         self.last = now
-        from simdev.cli.progress import left as words
-
         budget, left = self.budget, []
         if self.seconds:
             left.append(self.seconds - (now - self.begin))
@@ -364,6 +363,6 @@ class _Progress:
         if budget.phase == "estimating" and budget.done >= max(MEANT, budget.total / 10):
             left.append((now - budget.phase_began) / budget.done * (budget.total - budget.done))
         figure = f"best {best.choice}: {best.step_ns / 1e9:.4g} s" if best else "none fits yet"
-        rest = words(min(left)) if left else ""
+        rest = in_words(min(left)) if left else ""
         under_way = f"{budget.phase} {budget.done:,} of {budget.total:,} plans"
         print(f"{under_way}; {used} simulated, {figure}{rest and ', ' + rest}", file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ import typer
 from simdev.cli import completion
 from simdev.cli.app import OWN, command
 from simdev.cli.options import Aim, Backend, BackendOption, JsonOption, SchedulerOption, dask_address, positive
+from simdev.cli.pace import Pace
 from simdev.cli.problems import build_problem
 from simdev.cli.tables import print_answer
 from simdev.errors import InvalidInput
@@ -110,8 +111,6 @@ class Lines:
     def __init__(self, evaluations: int):
         self.evaluations, self.samples, self.printed = evaluations, 0, 0.0
         self.cases: dict[tuple[str, str], dict] = {}
-        from simdev.cli.progress import Pace  # it loads the bench
-
         self.pace = Pace()
 
     def __call__(self, row: dict) -> None:

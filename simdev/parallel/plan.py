@@ -589,7 +589,16 @@ HALF = 2  # bytes of a gradient that the program of a replica leaves
 WHOLE, DIVIDED = 6, 12
 
 
-def resident_bytes(plan: Plan, stage: StageProgram) -> int:
+class Stored(Protocol):
+    """What a stage stores: bytes of parameters, optimizer state and inputs, and the number of parameters."""
+
+    @property
+    def resident_bytes(self) -> int: ...
+    @property
+    def parameters(self) -> int: ...
+
+
+def resident_bytes(plan: Plan, stage: Stored) -> int:
     """Bytes that a rank of the stage holds through a step: parameters, optimizer state and inputs."""
     if not plan.distributed_optimizer:
         return stage.resident_bytes

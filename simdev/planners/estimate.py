@@ -29,12 +29,12 @@ from simdev.parallel.capture.kept import Packed
 from simdev.parallel.capture.resize import of_microbatch
 from simdev.parallel.capture.stage import StageProgram, accumulates, capture_stage, few_parts, is_kept
 from simdev.parallel.costs.collectives import collective_ns, send_ns
-from simdev.parallel.costs.timing import Template, make_template
+from simdev.parallel.costs.timing import Template, make_template, on_mesh
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import SPLIT, pipeline_order, round_of
 from simdev.parallel.passes import STEP
 from simdev.parallel.plan import DIVIDED, WHOLE, Plan, resident_bytes
-from simdev.parallel.program import NotRepeating, Segment
+from simdev.parallel.program import NotRepeating
 from simdev.parallel.unroll import execution_order
 from simdev.planners.bounds import small_mesh, span_ns
 from simdev.planners.job import Choice, Job, SharedByPlans
@@ -310,7 +310,44 @@ def _passes(shared: SharedByPlans, plan: Plan) -> dict[str, _Passes]:
     p: Mapping[str, Any] = plan.parameters
     key = "passes", small, plan.mesh.inner, p["microbatch"], p.get("recompute"), _stay(plan)
     if key not in known:
-        known[key] = _figures(shared, plan, _captures(shared, plan, small, int(p["microbatch"])))
+        known[key] = _figures(shared, plan, _timed_captures(shared, plan, small))
+    return known[key]
+
+
+@dataclass(frozen=True, eq=False)
+class _TimedCapture:
+    """What the figures of a plan are computed from: the timed passes of a capture by name, on one of the meshes that
+    share it, bytes of parameters and optimizer state, and the number of parameters."""
+
+    passes: Mapping[str, Template]
+    resident_bytes: int
+    parameters: int
+
+
+def _timed_captures(shared: SharedByPlans, plan: Plan, small: Mesh) -> list[_TimedCapture]:
+    """The two captures of :func:`_captures` with the times of their kernels, which all numbers of shards and replicas
+    share. Kernels that run one after another are one item, unless gathers have to be found among them."""
+    known, p, alone = shared.known, plan.parameters, _stay(plan)
+    key = "timed", small, p["microbatch"], p.get("recompute"), alone
+    if key not in known:
+        first, further, last, _ = range(4)
+        known[key] = [
+            _TimedCapture(
+                {
+                    name: make_template(segment, plan.cluster, plan.mesh, 0, plan.host, shared.prices, merge=not alone)
+                    for name, segment in {
+                        "F": one.forward,
+                        "B first": one.backward[first],
+                        "B further": one.backward[further],
+                        "B last": one.backward[last],
+                        "U": one.finish,
+                    }.items()
+                },
+                one.resident_bytes,
+                one.parameters,
+            )
+            for one in _captures(shared, plan, small, int(p["microbatch"]))
+        ]
     return known[key]
 
 
@@ -354,13 +391,13 @@ def _captured(shared: SharedByPlans, plan: Plan, mesh: Mesh, part: Part, microba
     return known[key]
 
 
-def _figures(shared: SharedByPlans, plan: Plan, captures: list[StageProgram]) -> dict[str, _Passes]:
+def _figures(shared: SharedByPlans, plan: Plan, captures: list[_TimedCapture]) -> dict[str, _Passes]:
     """The figures of the two captures."""
     shards, whole = plan.mesh["dp_shard"], _keeps_whole(shared.job)
     left = SHARDS / shards if shards > 1 else 1.0  # of what a rank of the captures stores
 
-    def figures(segment: Segment, parameters: int, leaves: bool, reduces: bool, factor: float) -> np.ndarray:
-        template = make_template(segment, plan.cluster, plan.mesh, 0, plan.host, shared.prices, merge=False)
+    def figures(timed: Template, parameters: int, leaves: bool, reduces: bool, factor: float) -> np.ndarray:
+        template = on_mesh(timed, plan.mesh, 0, plan.host, shared.prices)
         if _stay(plan):
             template = _without_gathers(template)
         saved = GRADIENT_BYTES * parameters * (1 - left) if leaves and shards > 1 else 0.0
@@ -368,7 +405,7 @@ def _figures(shared: SharedByPlans, plan: Plan, captures: list[StageProgram]) ->
         host = float((template.issue_ns + template.rest_ns).sum())
         span, busy = slowed(span_ns(template), np.bincount(template.stream, template.ns, 1), plan.slowdown)
         times = np.array([factor * span, host, factor * float(busy.max()), exchange])
-        return np.concatenate([times, [segment.live_bytes - saved, segment.peak_bytes - saved]])
+        return np.concatenate([times, [template.live_bytes - saved, template.peak_bytes - saved]])
 
     counts = [part.layers for part in _few(shared.job, plan.parameters)]
 
@@ -378,22 +415,20 @@ def _figures(shared: SharedByPlans, plan: Plan, captures: list[StageProgram]) ->
             return short / counts[0]
         return (long - short) / (counts[1] - counts[0])
 
-    def both(of, leaves: bool = False, reduces: bool = False, factor: float = 1.0) -> _Passes:
+    def both(name: str, leaves: bool = False, reduces: bool = False, factor: float = 1.0) -> _Passes:
         """``leaves``: the pass leaves shards of gradients that were not there before; ``reduces``: it reduces them."""
-        short, long = (figures(of(stage), stage.parameters, leaves, reduces, factor) for stage in captures)
+        short, long = (figures(one.passes[name], one.parameters, leaves, reduces, factor) for one in captures)
         return _Passes(short, layer(short, long))
 
     whole_bytes = GATHERED_BYTES * SHARDS if _stay(plan) and shards > 1 else 0  # of each parameter in the captures
     stored = [np.array([resident_bytes(plan, stage) * left + whole_bytes * stage.parameters]) for stage in captures]
     shard = [np.array([GRADIENT_BYTES * stage.parameters * left]) for stage in captures]
-    first, further, last, only = range(4)
     return {
-        "F": both(lambda stage: stage.forward),
-        "B first": both(lambda stage: stage.backward[first], leaves=not whole, reduces=not whole),
-        "B further": both(lambda stage: stage.backward[further], reduces=not whole),
-        "B last": both(lambda stage: stage.backward[last], leaves=whole, reduces=True),
-        # the optimizer updates a rank's shard
-        "U": both(lambda stage: stage.finish, factor=left / plan.shares_of_update),
+        "F": both("F"),
+        "B first": both("B first", leaves=not whole, reduces=not whole),
+        "B further": both("B further", reduces=not whole),
+        "B last": both("B last", leaves=whole, reduces=True),
+        "U": both("U", factor=left / plan.shares_of_update),  # the optimizer updates a rank's shard
         "resident": _Passes(stored[0], layer(*stored)),
         "gradients": _Passes(shard[0], layer(*shard)),
     }

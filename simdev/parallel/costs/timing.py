@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -63,6 +64,19 @@ class Host:
             return self.forward_ns
         return self.backward_ns if call.in_backward or segment.startswith("backward") else self.update_ns
 
+    def dispatches_ns(self, segment: Segment, mesh: Mesh) -> np.ndarray:
+        """int64: :meth:`dispatch_ns` of each call."""
+        if self.idle:
+            return np.zeros(len(segment.calls), np.int64)
+        known: dict[tuple, int] = {}  # what decides it, of which there are few
+        found = []
+        for call in segment.calls:
+            key = call.axes, call.is_forward, call.in_backward
+            if key not in known:
+                known[key] = self.dispatch_ns(segment.name, call, mesh)
+            found.append(known[key])
+        return np.array(found, np.int64)
+
     @property
     def idle(self) -> bool:
         return not (self.forward_ns or self.backward_ns or self.update_ns or self.collective_ns)
@@ -75,7 +89,8 @@ class Template:
     ``stream`` int32 ``(n,)`` into ``streams``; ``ns``, ``issue_ns`` (before the item may start) and ``rest_ns`` (issue
     time that is left after that) int64 ``(n,)``; ``axes`` per stream, empty for streams of kernels. ``wait_item`` and
     ``wait_for`` int32 ``(w,)``: the item waits for an item of the segment, or for ``-1 - stream``: the stream's last
-    item before it. ``kind`` int32 into ``kinds``; ``calls`` int32 counts the calls of an item.
+    item before it. ``kind`` int32 into ``kinds``; ``calls`` int32 counts the calls of an item. ``collectives`` are the
+    collectives by their items.
     """
 
     streams: tuple[str, ...]
@@ -92,6 +107,7 @@ class Template:
     live_bytes: int
     peak_bytes: int
     flops: int
+    collectives: Mapping[int, Call] = field(default_factory=dict)
 
     @property
     def work_ns(self) -> int:
@@ -105,95 +121,97 @@ def make_template(
     """Time ``segment`` as it runs on ``mesh``, whose first rank has the global number ``first``; ``merge=False`` keeps
     an item for each call."""
     calls = segment.calls
-    ns = prices.of(calls, mesh, first)
     waits, awaited = _resolve(calls)
     streams = {COMPUTE: 0}
-    for call in calls:
-        for name in (call.stream, *(stream for stream, _ in call.waits)):
-            streams.setdefault(name, len(streams))
-    names = [tuple(name.split("+")) for name in streams]
-    items: list[list[int]] = []
-    last = -1
+    begins: list[int] = []  # the first call of each item
+    before: Call | None = None
     for number, call in enumerate(calls):
+        streams.setdefault(call.stream, len(streams))
+        for stream, _ in call.waits:
+            streams.setdefault(stream, len(streams))
         joins = (
             merge
-            and last >= 0
-            and not waits[number]
-            and calls[last].stream == call.stream
-            and not (call.axes or calls[last].axes)
-            and last not in awaited
+            and before is not None
+            and number not in waits
+            and before.stream == call.stream
+            and not (call.axes or before.axes)
+            and number - 1 not in awaited
         )
-        if joins:
-            items[-1].append(number)
-        else:
-            items.append([number])
-        last = number
-    item_of = {number: item for item, members in enumerate(items) for number in members}
-    issued = [0] * len(calls) if host.idle else [host.dispatch_ns(segment.name, call, mesh) for call in calls]
-    durations, issue, rest, pairs = [], [], [], []
-    for item, members in enumerate(items):
-        span = slice(members[0], members[-1] + 1)  # neighbours alone join
-        total, before, left = _run(ns[span], issued[span])
-        durations.append(total)
-        issue.append(before)
-        rest.append(left)
-        for stream, target in waits[members[0]]:
-            pairs.append((item, item_of[target] if target >= 0 else -1 - streams[stream]))
+        if not joins:
+            begins.append(number)
+        before = call
+    names = [tuple(name.split("+")) for name in streams]
+    begin, counts = np.array(begins, np.int64), np.diff(begins, append=len(calls)).astype(np.int32)
+    item_of = np.repeat(np.arange(len(begins)), counts).tolist()
+    durations, issue, rest = _runs(
+        np.array(prices.of(calls, mesh, first), np.int64), host.dispatches_ns(segment, mesh), begin
+    )
+    pairs = [
+        (item_of[number], item_of[target] if target >= 0 else -1 - streams[stream])
+        for number, found in waits.items()
+        for stream, target in found
+    ]
     kinds: dict[str, int] = {}
-    kind = [kinds.setdefault(_label([calls[n] for n in members]), len(kinds)) for members in items]
+    labels = (_label(calls[n : n + count]) for n, count in zip(begins, counts.tolist(), strict=True))
     pair = np.array(pairs, np.int32).reshape(-1, 2)
     return Template(
         tuple(streams),
         tuple(name if name[0] in AXES else () for name in names),
-        np.array([streams[calls[m[0]].stream] for m in items], np.int32),
-        np.array(durations, np.int64),
-        np.array(issue, np.int64),
-        np.array(rest, np.int64),
-        np.array(kind, np.int32),
+        np.array([streams[calls[n].stream] for n in begins], np.int32),
+        durations,
+        issue,
+        rest,
+        np.array([kinds.setdefault(label, len(kinds)) for label in labels], np.int32),
         tuple(kinds),
-        np.array([len(m) for m in items], np.int32),
+        counts,
         pair[:, 0],
         pair[:, 1],
         segment.live_bytes,
         segment.peak_bytes,
         sum(call.flops for call in calls),
+        {item: calls[n] for item, n in enumerate(begins) if calls[n].axes},
     )
 
 
-def _label(calls: list[Call]) -> str:
+def on_mesh(template: Template, mesh: Mesh, first: int, host: Host, prices: Prices) -> Template:
+    """The template of a segment that was timed on another mesh of the same axes: collectives take other times, kernels
+    the same."""
+    items, calls = list(template.collectives), tuple(template.collectives.values())
+    ns, issue = template.ns.copy(), template.issue_ns.copy()
+    ns[items] = prices.of(calls, mesh, first)
+    issue[items] = [host.dispatch_ns("", call, mesh) for call in calls]
+    return replace(template, ns=ns, issue_ns=issue)
+
+
+def _label(calls: tuple[Call, ...]) -> str:
     """What an item is called in pictures: the collective, or the kernel that most FLOPs are in."""
     if len(calls) == 1:
         return calls[0].kind
     return f"{max(calls, key=lambda call: call.flops).kind} + {len(calls) - 1}"
 
 
-def _run(kernels: list[int], dispatches: list[int]) -> tuple[int, int, int]:
-    """``(T, B - T, D - (B - T))`` of a run (see the top)."""
-    if not any(dispatches):
-        return sum(kernels), 0, 0
-    issued = done = late = 0
-    for kernel, dispatch in zip(kernels, dispatches, strict=True):
-        issued += dispatch
-        late = max(late, issued - done)
-        done += kernel
-    return done, late, issued - late
+def _runs(kernel: np.ndarray, dispatch: np.ndarray, begin: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """``T``, ``B - T`` and ``D - (B - T)`` of each run (see the top), int64; ``kernel`` and ``dispatch`` int64 are the
+    times of each call, ``begin`` is the first call of each run."""
+    if not len(begin):
+        return kernel, kernel, kernel
+    issued, done = np.cumsum(dispatch), np.cumsum(kernel) - kernel  # at a kernel's begin; all runs one after another
+    late = np.maximum.reduceat(issued - done, begin) - (issued - dispatch - done)[begin]
+    return np.add.reduceat(kernel, begin), late, np.add.reduceat(dispatch, begin) - late
 
 
-def _resolve(calls: tuple[Call, ...]) -> tuple[list[list[tuple[str, int]]], set[int]]:
-    """For each call the calls it waits for, as ``(stream, number)`` with -1 for one before the segment; and all numbers
-    that are waited for."""
+def _resolve(calls: tuple[Call, ...]) -> tuple[dict[int, list[tuple[str, int]]], set[int]]:
+    """For each call that waits the calls it waits for, as ``(stream, number)`` with -1 for one before the segment; and
+    all numbers that are waited for."""
     issued: dict[str, list[int]] = {}
-    waits, awaited = [], set()
+    waits: dict[int, list[tuple[str, int]]] = {}
     for number, call in enumerate(calls):
-        found = []
         for stream, back in call.waits:
             there = issued.get(stream, [])
             target = there[-1 - back] if back < len(there) else -1
-            found.append((stream, target))
-            awaited.add(target)
-        waits.append(found)
+            waits.setdefault(number, []).append((stream, target))
         issued.setdefault(call.stream, []).append(number)
-    return waits, awaited
+    return waits, {target for found in waits.values() for _, target in found}
 
 
 class Prices:
@@ -258,7 +276,7 @@ class Prices:
         return self.float8.calls_of(call) if self.float8 else [call]
 
     def _collective(self, call: Call, mesh: Mesh, first: int) -> int:
-        key = call.kind, call.payload_bytes, call.axes, mesh, first % self.cluster.gpus
+        key = call.kind, call.payload_bytes, call.axes, mesh.inner, first % self.cluster.gpus
         if key not in self._collectives:
             lines = mesh.lines(call.axes) + first
             ns = max(

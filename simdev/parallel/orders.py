@@ -3,9 +3,9 @@ has it.
 
 An order is a list of actions for each rank. An action is ``(what, stage, microbatch)``; ``what`` is ``F`` (forward),
 ``B`` (backward), or the halves of a backward pass: ``I`` (gradient of the stage's input) and ``W`` (gradients of its
-weights). ``gpipe`` and ``1f1b`` are written here, and a test compares them with PyTorch's; the others are PyTorch's
-own. ``zero-bubble`` is ZB-H1 (Qi et al. 2024) if each rank has one stage, and its interleaved form otherwise; ``zbv``
-and ``dualpipe-v`` place two stages on each rank in the form of a V.
+weights). ``gpipe``, ``1f1b`` and ``interleaved`` are written here, and tests compare them with PyTorch's; the others
+are PyTorch's own. ``zero-bubble`` is ZB-H1 (Qi et al. 2024) if each rank has one stage, and its interleaved form
+otherwise; ``zbv`` and ``dualpipe-v`` place two stages on each rank in the form of a V.
 """
 
 from __future__ import annotations
@@ -56,6 +56,15 @@ def pipeline_order(
         raise InvalidInput(message, source="plan", field="microbatches")
     if ranks < 2:
         raise InvalidInput(f"{schedule} needs at least two pipeline ranks", source="plan", field="pp")
+    rounds = max(1, microbatches // ranks)
+    if microbatches % rounds:
+        raise InvalidInput(
+            f"{schedule} on {ranks} ranks needs a multiple of {rounds}, got {microbatches}",
+            source="plan",
+            field="microbatches",
+        )
+    if schedule == "interleaved":
+        return tuple(_interleaved(rank, ranks, microbatches, rounds, stages_per_rank) for rank in range(ranks))
     if importlib.util.find_spec("torch") is None:
         raise Unsupported(f"the schedule {schedule} needs PyTorch: pip install 'simdev[capture]'")
     numbers = schedule, ranks, microbatches, stages_per_rank
@@ -80,6 +89,20 @@ def _single(schedule: str, rank: int, ranks: int, microbatches: int) -> tuple[Ac
     return tuple(actions)
 
 
+def _interleaved(rank: int, ranks: int, microbatches: int, rounds: int, chunks: int) -> tuple[Action, ...]:
+    """Interleaved 1F1B (Narayanan et al. 2021): each of the ``chunks`` stages of a rank in turn takes the microbatches
+    of a round; backward passes go through the stages the other way round."""
+    each = microbatches // rounds
+    passes = [
+        (chunk, number * each + one) for number in range(rounds) for chunk in range(chunks) for one in range(each)
+    ]
+    forward = [("F", chunk * ranks + rank, m) for chunk, m in passes]
+    backward = [("B", (chunks - 1 - chunk) * ranks + rank, m) for chunk, m in passes]
+    early = min(len(passes), (chunks - 1) * each + 2 * (ranks - 1 - rank))
+    pairs = zip(forward[early:], backward, strict=False)
+    return (*forward[:early], *(one for pair in pairs for one in pair), *backward[len(passes) - early :])
+
+
 def _pytorch(schedule: str, ranks: int, microbatches: int, stages_per_rank: int) -> tuple[tuple[Action, ...], ...]:
     from torch.distributed.pipelining import schedules
 
@@ -90,12 +113,6 @@ def _pytorch(schedule: str, ranks: int, microbatches: int, stages_per_rank: int)
     made._stages = [None] * stages_per_rank
     made.rank, made.number_of_rounds = 0, max(1, microbatches // ranks)
     made.microbatches_per_round = microbatches // made.number_of_rounds
-    if microbatches % made.number_of_rounds:
-        raise InvalidInput(
-            f"{schedule} on {ranks} ranks needs a multiple of {made.number_of_rounds}, got {microbatches}",
-            source="plan",
-            field="microbatches",
-        )
     made.enable_zero_bubble = False
     made.pipeline_order = {}
     made.stage_index_to_group_rank = {

@@ -148,6 +148,15 @@ def test_orders_are_those_of_pytorch(name, kind, ranks, microbatches):
         assert list(actions) == expected
 
 
+@pytest.mark.parametrize(
+    "ranks, microbatches, stages", [(2, 2, 2), (2, 4, 1), (2, 8, 3), (4, 3, 2), (4, 8, 2), (4, 6, 3), (8, 64, 4)]
+)
+def test_interleaved_orders_are_those_of_pytorch(ranks, microbatches, stages):
+    pytest.importorskip("torch.distributed.pipelining.schedules")
+    found = pipeline_order("interleaved", ranks, microbatches, stages)
+    assert found == orders._pytorch("interleaved", ranks, microbatches, stages)
+
+
 @pytest.mark.parametrize("name", ["interleaved", "looped-bfs", "zero-bubble", "zbv", "dualpipe-v"])
 def test_schedules_with_several_stages_run_to_the_end(name):
     pytest.importorskip("torch.distributed.pipelining.schedules")

@@ -26,19 +26,26 @@ Event = tuple[Hashable, int, int]  # (key, bytes, stream): an allocation, or wit
 
 
 @dataclass(eq=False, slots=True)
-class _Block:
-    size: int
-    stream: int
+class _Pool:
+    """The free blocks of a stream, small or large ones: their ranks, sorted. ``least`` is the smallest rest of a block
+    that is cut off."""
+
     small: bool
+    least: int
+    free: list[int]
+
+
+@dataclass(eq=False, slots=True)
+class _Block:
+    """``rank`` is that by size, then by address: one number is compared more quickly than a pair."""
+
+    size: int
+    pool: _Pool
     order: int  # of its address within the allocator
     before: _Block | None = None
     after: _Block | None = None
     free: bool = False
-
-    @property
-    def rank(self) -> int:
-        """By size, then by address: one number is compared more quickly than a pair."""
-        return self.size << ORDERS | self.order
+    rank: int = 0  # while it is free
 
 
 @dataclass(frozen=True)
@@ -65,43 +72,45 @@ class CachingAllocator:
         self.limit = limit
         self.allocated_bytes = self.reserved_bytes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
-        self._free: dict[tuple[int, bool], list[int]] = {}  # (stream, small) -> ranks of the free blocks, sorted
+        self._pools: dict[tuple[int, bool], _Pool] = {}  # by stream, and whether their blocks are small
         self._by_rank: dict[int, _Block] = {}
         self._next = 0
         self._held: dict[Hashable, _Block] = {}
 
     def replay(self, events: Iterable[Event]) -> None:
         """Apply events in their order. A key that is allocated again is released first."""
+        held = self._held
         for key, size, stream in events:
-            if key in self._held:
-                self._release(self._held.pop(key))
+            if key in held:
+                self._release(held.pop(key))
             if size > 0:
-                self._held[key] = self._allocate(size, stream)
+                held[key] = self._allocate(size, stream)
 
     def _allocate(self, size: int, stream: int) -> _Block:
         size = -(-size // GRANULE) * GRANULE
         small = size <= SMALL
-        block = self._best(size, stream, small) or self._segment(size, stream, small)
+        pool = self._pools.get((stream, small))
+        if pool is None:
+            pool = self._pools[stream, small] = _Pool(small, GRANULE if small else SMALL + 1, [])
+        ranks = pool.free
+        place = bisect_left(ranks, size << ORDERS)  # the smallest free block that is large enough
+        block = self._by_rank.pop(ranks.pop(place)) if place < len(ranks) else self._segment(size, pool)
         left = block.size - size
-        if left >= GRANULE if small else left > SMALL:
-            rest = _Block(left, stream, small, self._number(), block, block.after, True)
-            if block.after is not None:
-                block.after.before = rest
+        if left >= pool.least:
+            after = block.after
+            rest = _Block(left, pool, self._number(), block, after)
+            if after is not None:
+                after.before = rest
             block.after, block.size = rest, size
             self._keep(rest)
         block.free = False
         self.allocated_bytes += block.size
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
         return block
 
-    def _best(self, size: int, stream: int, small: bool) -> _Block | None:
-        """The smallest free block of the stream that is large enough."""
-        rows = self._free.get((stream, small), [])
-        place = bisect_left(rows, size << ORDERS)
-        return self._by_rank.pop(rows.pop(place)) if place < len(rows) else None
-
-    def _segment(self, size: int, stream: int, small: bool) -> _Block:
-        if small:
+    def _segment(self, size: int, pool: _Pool) -> _Block:
+        if pool.small:
             whole = SMALL_SEGMENT
         else:
             whole = LARGE_SEGMENT if size < MEDIUM else -(-size // ROUND) * ROUND
@@ -109,7 +118,7 @@ class CachingAllocator:
             self._give_back()
         self.reserved_bytes += whole
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-        return _Block(whole, stream, small, self._number())
+        return _Block(whole, pool, self._number())
 
     def _give_back(self) -> None:
         """Return to the driver each segment that is one free block."""
@@ -120,33 +129,31 @@ class CachingAllocator:
     def _release(self, block: _Block) -> None:
         """Free a block and merge it with free neighbours of its segment."""
         self.allocated_bytes -= block.size
-        for other in (block.before, block.after):
-            if other is None or not other.free:
-                continue
-            self._take(other)
-            block.size += other.size
-            if other is block.before:
-                block.before = other.before
-                if block.before is not None:
-                    block.before.after = block
-            else:
-                block.after = other.after
-                if block.after is not None:
-                    block.after.before = block
-        block.free = True
+        before, after = block.before, block.after
+        if before is not None and before.free:
+            self._take(before)
+            block.size += before.size
+            block.before = before.before
+            if block.before is not None:
+                block.before.after = block
+        if after is not None and after.free:
+            self._take(after)
+            block.size += after.size
+            block.after = after.after
+            if block.after is not None:
+                block.after.before = block
         self._keep(block)
 
     def _keep(self, block: _Block) -> None:
-        rank = block.rank
-        self._by_rank[rank] = block
-        insort(self._free.setdefault((block.stream, block.small), []), rank)
+        block.free, block.rank = True, block.size << ORDERS | block.order
+        self._by_rank[block.rank] = block
+        insort(block.pool.free, block.rank)
 
     def _take(self, block: _Block) -> None:
         """Remove a block from the free ones."""
-        rank = block.rank
-        rows = self._free[block.stream, block.small]
-        rows.pop(bisect_left(rows, rank))
-        del self._by_rank[rank]
+        ranks = block.pool.free
+        ranks.pop(bisect_left(ranks, block.rank))
+        del self._by_rank[block.rank]
 
     def _number(self) -> int:
         self._next += 1

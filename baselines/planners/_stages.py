@@ -178,7 +178,8 @@ def best_pipeline(tables: list[tuple], begin: np.ndarray, join: np.ufunc) -> tup
                 continue
             first, end = int(may[0]), int(may[-1]) + 1
             joined = join(table[row, first:end], behind[: ranks + 1 - size, :, first:end])
-            new, n = joined.min(axis=-1).T, joined.argmin(axis=-1).T + first
+            least = joined.argmin(axis=-1)
+            new, n = np.take_along_axis(joined, least[..., None], -1)[..., 0].T, least.T + first
             better = new < value[:, size:]
             value[:, size:][better] = new[better]
             back[:, size:, 0][better] = row
@@ -186,8 +187,8 @@ def best_pipeline(tables: list[tuple], begin: np.ndarray, join: np.ufunc) -> tup
         values.append(value)
         came.append(back)
     best = int(np.argmin([value[0, ranks] for value in values]))
-    least = float(values[best][0, ranks])
-    return least, _stages(tables, came, best, ranks) if np.isfinite(least) else []
+    total = float(values[best][0, ranks])
+    return total, _stages(tables, came, best, ranks) if np.isfinite(total) else []
 
 
 def _suffixes(value: np.ndarray) -> np.ndarray:

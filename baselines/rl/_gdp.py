@@ -67,8 +67,14 @@ class GdpPolicy(eqx.Module):
     query: Dense
     device: Dense
     share: Dense
+    attention: bool = eqx.field(static=True)
+    superposition: bool = eqx.field(static=True)
 
-    def __init__(self, hidden: int, devices: int, sages: int, blocks: int, *, key):
+    def __init__(
+        self, hidden: int, devices: int, sages: int, blocks: int, *, key, attention: bool = True,
+        superposition: bool = True,
+    ):  # fmt: skip
+        self.attention, self.superposition = attention, superposition
         keys = jax.random.split(key, 5 + sages + blocks)
         self.enter = Dense(NODE_FEATURES + SUMMARY_FEATURES, hidden, key=keys[0])
         self.name = Dense(hidden, devices, key=keys[1], scale=0.1)
@@ -80,7 +86,7 @@ class GdpPolicy(eqx.Module):
         self.blocks = [Block(hidden, key=one) for one in keys[5 + sages :]]
 
     def __call__(self, sight: Sight):
-        return logits(Jax, self, sight)
+        return logits(Jax, self, sight, attention=self.attention, superposition=self.superposition)
 
 
 class ProximalPolicy:
@@ -266,10 +272,10 @@ class Batch:
 
 
 @cache  # compiled functions are kept with it
-def learner_functions(*, hidden, devices, sages, blocks, **how) -> ProximalPolicy:
+def learner_functions(*, hidden, devices, sages, blocks, attention, superposition, **how) -> ProximalPolicy:
     """The learner functions of ``gdp``, for problems of ``devices`` columns."""
 
     def new(key):
-        return GdpPolicy(hidden, devices, sages, blocks, key=key)
+        return GdpPolicy(hidden, devices, sages, blocks, attention=attention, superposition=superposition, key=key)
 
     return ProximalPolicy(new, **how)

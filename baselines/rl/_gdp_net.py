@@ -83,15 +83,16 @@ def normalised(on, x):
     return x * on.rsqrt((x * x).mean(axis=-1, keepdims=True) + 1e-5)
 
 
-def logits(on, policy, sight: Sight):
-    """Logits of every device for every group at once, float32 ``(G, D)``."""
+def logits(on, policy, sight: Sight, *, attention: bool = True, superposition: bool = True):
+    """Logits of every device for every group at once, float32 ``(G, D)``. :func:`block` explains the two switches."""
     summary = on.np.broadcast_to(sight.summary, (len(sight.real), SUMMARY_FEATURES))
     h = on.relu(dense(policy.enter, on.np.concatenate([sight.nodes, summary], axis=1)))
     for layer in policy.sages:
         h = sage(on, layer, h, sight)
     pooled = on.np.sum(h * sight.real[:, None], axis=0) / on.np.sum(sight.real).astype(h.dtype)
     for layer in policy.blocks:
-        h = block(on, layer, h, sight.real, on.np.concatenate([pooled, sight.summary]))
+        graph = on.np.concatenate([pooled, sight.summary])
+        h = block(on, layer, h, sight.real, graph, attention=attention, superposition=superposition)
     h = normalised(on, h)
     score = dense(policy.name, h) + dense(policy.query, h) @ dense(policy.device, sight.devices).T
     return on.np.where(sight.allowed, score + 4.0 * dense(policy.share, h) * sight.shares, ABSENT)
@@ -131,15 +132,18 @@ def _sage_rows(on, layer, messages, h, number, real, cost, side):
     return normalised(on, h + on.relu(dense(layer.join, on.np.concatenate([h, near], axis=1))))
 
 
-def block(on, layer, h, real, graph):
+def block(on, layer, h, real, graph, *, attention: bool = True, superposition: bool = True):
     """A layer of the placer: attention, then a feed-forward layer.
 
     A segment attends to itself and, without gradient, to the segment before (Transformer-XL). The inputs of both layers
-    are multiplied by a gate that is computed from the graph (superposition).
+    are multiplied by a gate that is computed from the graph (superposition). Without ``superposition``, they are not.
+    Without ``attention``, only the feed-forward layer is left, and no group hears of another.
     """
+    gate = 2.0 * on.sigmoid(dense(layer.gate, graph)) if superposition else 1.0
+    if not attention:
+        return _forward(on, layer, gate, h)
     count, hidden = h.shape
     segment = min(SEGMENT, count)
-    gate = 2.0 * on.sigmoid(dense(layer.gate, graph))
     x = (normalised(on, h) * gate).reshape(-1, segment, hidden)
     memory, known = dense(layer.key_value, x), real.reshape(-1, segment)
     arrays = [h.reshape(x.shape), x, memory, known]
@@ -157,8 +161,12 @@ def _segments(on, layer, gate, h, x, memory, known, *earlier):
         known = on.np.concatenate([earlier[1], known], axis=1)
     heard = on.each(partial(_attend, on), dense(layer.query, x), memory, known)
     flat = h.reshape(-1, h.shape[2])
-    flat = flat + dense(layer.out, heard.reshape(flat.shape))
-    return (flat + dense(layer.down, on.relu(dense(layer.up, normalised(on, flat) * gate)))).reshape(h.shape)
+    return _forward(on, layer, gate, flat + dense(layer.out, heard.reshape(flat.shape))).reshape(h.shape)
+
+
+def _forward(on, layer, gate, h):
+    """Embeddings ``h`` float32 ``(G, hidden)`` after the feed-forward layer."""
+    return h + dense(layer.down, on.relu(dense(layer.up, normalised(on, h) * gate)))
 
 
 def _attend(on, query, memory, known):

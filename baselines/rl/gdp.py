@@ -17,11 +17,15 @@ from simdev.problem.placement import Placement
 
 DEFAULTS = {
     "groups": 64, "layers": True, "hidden": 64, "sages": 3, "blocks": 2, "neighbours": 8, "samples": 20, "epochs": 4,
+    "attention": True, "superposition": True,
     "edits": 0.75, "wide": True, "starts": True, "imitation": 0.1,
     "rate": 0.001, "clip": 0.2, "entropy": 0.9, "entropy_end": 0.05, "entropy_updates": 80, "tuning_entropy": 0.3,
     "policy": "",
 }  # fmt: skip
-SHAPE = ("groups", "layers", "hidden", "sages", "blocks", "neighbours", "devices")  # settings that a policy file stores
+# Settings that a policy file stores; one that an older file lacks has its default.
+SHAPE = (
+    "groups", "layers", "hidden", "sages", "blocks", "attention", "superposition", "neighbours", "devices",
+)  # fmt: skip
 NETWORK = 1  # the version of the network, and so of policy files
 SHIPPED = "gdp"  # a folder in policies/
 SOURCE = "Zhou et al.: GDP: Generalized Device Placement for Dataflow Graphs, arXiv:1910.01578, 2019"
@@ -78,6 +82,10 @@ def gdp(problem, *, rng, budget, policy, **params):
       the edited groups learn from it. The likelihood of the best placement has the weight ``imitation`` in the
       objective. ``starts`` adds two placements to the first batch: one device, and an even share of the time for each.
       ``edits=0`` is the paper's search; ``rate=0`` draws everything from the untrained network.
+    * Two parts of the placer can be left out apart, for ablations; ``blocks=0`` leaves out the whole placer.
+      ``superposition=false`` does not multiply the layers' inputs by the gate of the graph. ``attention=false`` keeps
+      the feed-forward layers, whose inputs stay gated: a group then knows of others by the graph network, the gate
+      and the summary of the graph only.
     * Ops are grouped first, to at most ``groups`` groups: the layers of the source model, merged if there are more; in
       graphs that name few layers, ops that share traffic within a layer; with ``layers=false`` single forward ops that
       share traffic. Backward and update ops go with their forward op. ``groups=0`` places every op (or colocation
@@ -133,7 +141,8 @@ def gdp_zero_shot(problem, *, rng, budget, policy):
     arrays = policy_arrays(folder, wanted, placer="gdp", version=NETWORK)
     group, columns = _groups(problem, most, layers), device_columns([problem], sizes["devices"])
     grouped = with_sight(group_problem(problem, group, rows=_rows(most, [group]), columns=columns), neighbours)
-    logits = _gdp_net.logits(_gdp_net.NumPy, _gdp_net.policy_of(arrays), grouped.inputs)
+    parts = {name: settings[name] for name in ("attention", "superposition")}
+    logits = _gdp_net.logits(_gdp_net.NumPy, _gdp_net.policy_of(arrays), grouped.inputs, **parts)
     return Placement(grouped.placements(logits.argmax(axis=1)[None])[0])
 
 

@@ -223,6 +223,46 @@ def test_gdp_remembers_the_segment_before():
     assert moved[1 : 2 * SEGMENT].any() and moved[SEGMENT : 2 * SEGMENT].any() and not moved[2 * SEGMENT :].any()
 
 
+def test_gdp_hears_by_attention_and_knows_the_graph_by_superposition():
+    from simdev.baselines.rl import _gdp_net
+    from simdev.baselines.rl._gdp import Block
+    from simdev.baselines.rl._jax import jax, jnp
+    from simdev.baselines.rl._layers import Jax
+    from simdev.baselines.rl._sight import SUMMARY_FEATURES
+
+    layer = Block(8, key=jax.random.PRNGKey(1))
+    h, real = jax.random.normal(jax.random.PRNGKey(2), (16, 8)), jnp.ones(16, bool)
+    graph = jnp.zeros(8 + SUMMARY_FEATURES)
+    for attention in (True, False):
+        for superposition in (True, False):
+
+            def block(h, graph, parts={"attention": attention, "superposition": superposition}):  # noqa: B006
+                return np.asarray(_gdp_net.block(Jax, layer, h, real, graph, **parts))
+
+            near = np.abs(block(h.at[0, 0].add(3.0), graph) - block(h, graph)).max(axis=1)
+            assert near[0] > 0.1 and (near[1:] > 1e-6).all() == attention and near[1:].any() == attention
+            assert (np.abs(block(h, graph + 1) - block(h, graph)).max() > 1e-3) == superposition
+
+
+@pytest.mark.parametrize("part", ["attention", "superposition"])
+def test_a_policy_of_gdp_without_a_part_is_applied_without_it(tmp_path, part):
+    from simdev.baselines.rl._jax import jax
+    from simdev.placers.policy_file import save_policy
+
+    problem, found = chains(20, 4), {}
+    spec, zero = find_placer("gdp")[0], find_placer("gdp-zero-shot")[0]
+    for value in (True, False):
+        params = {**{k: v for k, v in spec.defaults.items() if k != "policy"}, **TINY["gdp"], part: value}
+        learner = gdp.learner([problem], **params)
+        policy = jax.tree.map(lambda leaf: 5 * leaf, learner.init(0, 1)["policy"])  # so that both parts count
+        folder, header = tmp_path / str(value), {"placer": "gdp", "version": gdp.NETWORK, "settings": learner.settings}
+        save_policy(folder, header, policy)
+        place = {"rng": np.random.default_rng(0), "budget": Budget(problem, evaluations=0), "policy": str(folder)}
+        found[value] = zero.place(problem, **place).hash
+        assert found[value] == spec.place(problem, **place).hash
+    assert found[True] != found[False]
+
+
 def test_gdp_computes_large_graphs_in_parts_with_the_same_result_and_gradient(monkeypatch):
     from simdev.baselines.rl import _gdp, _gdp_net
     from simdev.baselines.rl._jax import eqx, jax
@@ -243,14 +283,17 @@ def test_gdp_computes_large_graphs_in_parts_with_the_same_result_and_gradient(mo
         assert np.allclose(whole, parts, atol=1e-4)
 
 
-def test_gdp_computes_the_same_in_numpy_as_in_jax(monkeypatch):
+@pytest.mark.parametrize("attention", [True, False])
+@pytest.mark.parametrize("superposition", [True, False])
+def test_gdp_computes_the_same_in_numpy_as_in_jax(monkeypatch, attention, superposition):
     from simdev.baselines.rl import _gdp, _gdp_net
     from simdev.baselines.rl._jax import eqx, jax
     from simdev.baselines.rl._sight import with_sight
     from simdev.placers.policy_file import _named
 
     sight = with_sight(group_problem(chains(40, 4), np.arange(160), rows=4 * _gdp_net.SEGMENT), 2).inputs
-    policy = _gdp.GdpPolicy(8, 8, 2, 2, key=jax.random.PRNGKey(0))
+    parts = {"attention": attention, "superposition": superposition}
+    policy = _gdp.GdpPolicy(8, 8, 2, 2, **parts, key=jax.random.PRNGKey(0))
     arrays = dict(_named(policy))
     shapes = _gdp_net.shapes(hidden=8, devices=8, sages=2, blocks=2)
     assert {name: array.shape for name, array in arrays.items()} == shapes
@@ -258,7 +301,7 @@ def test_gdp_computes_the_same_in_numpy_as_in_jax(monkeypatch):
     assert np.ptp(in_jax) > 0.1
     for at_once in (4, 1):
         monkeypatch.setattr(_gdp_net, "AT_ONCE", at_once)
-        in_numpy = _gdp_net.logits(_gdp_net.NumPy, _gdp_net.policy_of(arrays), sight)[:160, :2]
+        in_numpy = _gdp_net.logits(_gdp_net.NumPy, _gdp_net.policy_of(arrays), sight, **parts)[:160, :2]
         assert in_numpy.dtype == np.float32 and np.allclose(in_numpy, in_jax, atol=1e-4)
 
 

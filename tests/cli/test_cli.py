@@ -18,7 +18,7 @@ import pytest
 import typer
 
 from simdev import sim
-from simdev.cli import doctor, progress
+from simdev.cli import doctor, pace, progress
 from simdev.cli import main as cli
 from simdev.cli.app import EXAMPLE_OF
 from simdev.errors import Unsupported
@@ -758,7 +758,7 @@ def test_a_placer_whose_package_is_missing_says_how_to_get_it(monkeypatch, capsy
 
 def test_steps_tell_the_time_left(capsys, monkeypatch):
     now = iter([0.0, 10.0, 20.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(pace.time, "monotonic", lambda: next(now))
     with progress.steps("checking") as tell:
         tell(1, 25, "first")
         tell(2, 12, "second")

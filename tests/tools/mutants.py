@@ -236,7 +236,7 @@ MUTANTS = {
         ("range(-len(along), 0)", "range(len(along))"),
     ],
     ("simdev/parallel/costs/allocator.py", ALLOCATOR): [
-        ("if small else left > SMALL:", "if small else left >= SMALL:"),
+        ("GRANULE if small else SMALL + 1", "GRANULE if small else SMALL"),
         ("LARGE_SEGMENT if size < MEDIUM", "LARGE_SEGMENT if size <= MEDIUM"),
         ("if self.reserved_bytes + whole > self.limit:", "if self.reserved_bytes + whole >= self.limit:"),
         ("if block.before is None and block.after is None]", "if block.before is None]"),

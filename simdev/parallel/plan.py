@@ -665,14 +665,15 @@ def _memory(program: PlanProgram, actions: tuple[Action, ...], templates: dict[A
     stages = sorted({action[1] for action in actions})
     plan = program.plan
     live = sum(resident_bytes(plan, program.stages[stage]) for stage in stages)
+    received = {stage: received_bytes(program, stage) for stage in stages}
     if plan.receive_buffers:
-        live += plan.microbatches * sum(sum(received_bytes(program, stage)) for stage in stages)
+        live += plan.microbatches * sum(map(sum, received.values()))
     met: set[int] = set()
     steps = [(action, templates[action]) for action in actions if action[0] != "I" or action[1]]
     steps += [(("U", stage, 0), program.finish[stage]) for stage in stages]
     found = []
     for action, template in steps:
-        activation, gradient = received_bytes(program, action[1])
+        activation, gradient = received[action[1]]
         if not plan.receive_buffers and action[0] != "U":
             halved = action[0] == "W" and action[1]  # the first half received the gradient
             live += activation if action[0] == "F" else 0 if halved else gradient

@@ -9,6 +9,7 @@ import inspect
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -138,15 +139,20 @@ def losses(paths, ranks):
 
 
 def printed_by(paths, ranks, first=""):
-    """The lines that a job prints which runs the code ``first`` and then the scripts."""
+    """The lines that a job prints which runs the code ``first`` and then the scripts, rank by rank."""
     driver = paths[0].with_name("driver.py")
     driver.write_text(first + DRIVER, encoding="utf-8")
+    logs = driver.with_name("logs")  # a file for each rank: the ranks' lines would mix in one pipe
+    shutil.rmtree(logs, ignore_errors=True)
     launcher = ["-m", "torch.distributed.run", "--standalone"]  # on a free port: other tests may run such a job, too
-    command = [sys.executable, *launcher, "--nproc-per-node", str(ranks), driver.name, *(path.name for path in paths)]
+    launcher += ["--redirects", "1", "--log-dir", logs.name, "--nproc-per-node", str(ranks)]
+    command = [sys.executable, *launcher, driver.name, *(path.name for path in paths)]
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=driver.parent, capture_output=True, text=True, timeout=3600, env=variables)
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
-    return done.stdout.splitlines()
+    printed = [path.read_text(encoding="utf-8") for path in sorted(logs.rglob("stdout.log"))]
+    assert done.returncode == 0, "\n".join([*(text[-2000:] for text in printed), done.stderr[-6000:]])
+    assert len(printed) == ranks
+    return "".join(printed).splitlines()
 
 
 @pytest.mark.slow

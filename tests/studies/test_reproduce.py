@@ -239,7 +239,9 @@ def test_the_table_of_an_ablation_by_hand(monkeypatch):
     runs += [found("group-climb", [(1, 0, 1_000_000)])]
 
     class Stub:
-        size = lab.Size(evaluations=9, seeds=2, workloads=("w",), topologies=("t",), papers=("gdp",))
+        size = lab.Size(
+            evaluations=9, seeds=2, workloads=("w",), topologies=("t",), papers=("gdp",), batches=("w",), unequal="u"
+        )
 
         def runs(self, cases, planned, evaluations, seeds):
             assert ([case.label for case in cases], planned, evaluations, seeds) == (["w on t"], entries, 9, 2)
@@ -248,7 +250,9 @@ def test_the_table_of_an_ablation_by_hand(monkeypatch):
         def table(self, name, lines):
             return json.dumps(lines)
 
-    _, (title, _, table) = ablations.run(Stub())
+    parts = ablations.run(Stub())
+    next(parts)
+    title, _, table = next(parts)
     assert title == "## `gdp` (Zhou et al.)\n"
     assert [list(line.values()) for line in json.loads(table)] == [
         ["`gdp`", "3.0 [2.0, 4.0]"], ["`gdp[edits=0.0]`", "fits in 1 of 2"], ["`group-climb`", "1.0 [1.0, 1.0]"]

@@ -40,11 +40,15 @@ PAPERS = {
     ),
     "gdp": (
         "Zhou et al. 2019",
-        "Without edits of the best placement (`edits=0.0`, the paper's search); without attention and the "
-        "superposition inside it (`blocks=0`); without the graph network (`sages=0`).",
-        ("gdp", "gdp[edits=0.0]", "gdp[blocks=0]", "gdp[sages=0]", "gdp[rate=0.0]", "group-climb"),
+        "Without edits of the best placement (`edits=0.0`, the paper's search); without attention, without the "
+        "superposition inside it, or without both (`blocks=0`); without the graph network (`sages=0`).",
+        (
+            "gdp", "gdp[edits=0.0]", "gdp[attention=false]", "gdp[superposition=false]", "gdp[blocks=0]",
+            "gdp[sages=0]", "gdp[rate=0.0]", "group-climb",
+        ),
     ),
-}
+}  # fmt: skip
+BATCHES = ("single-gpu", "expert", "colocrl", "hdp", "placeto", "gdp", "gdp[rate=0.0]", CLIMB)
 
 SIZES = sizes(
     small=dict(
@@ -53,8 +57,17 @@ SIZES = sizes(
         workloads=("inception-v3", "nmt"),
         topologies=("p100x4", "p100x2-v100x2"),
         papers=tuple(PAPERS),
+        batches=("inception-v3", "inception-v3[batch=64]", "inception-v3[batch=128]", "nmt", "nmt[batch=128]"),
+        unequal="p100x2-v100x2",
     ),
-    tiny=dict(evaluations=20, seeds=2, workloads=("transformer-xl-2",), topologies=("p100x4",), papers=("gdp",)),
+    tiny=dict(
+        evaluations=20,
+        seeds=2,
+        workloads=("transformer-xl-2",),
+        topologies=("p100x4",),
+        papers=("gdp",),
+        batches=("transformer-xl-2",),
+    ),
     full=dict(
         evaluations=20_000,
         seeds=10,
@@ -74,12 +87,22 @@ def run(lab: Lab) -> Iterator[list[str]]:
     ]
     for name in size.papers:
         paper, what, entries = PAPERS[name]
-        found, lines = lab.runs(cases, entries, size.evaluations, size.seeds), []
-        for entry in entries:
-            runs = of_entry(found, entry)
-            here = {case.label: chosen(runs, workload=case.workload, topology=case.topology) for case in cases}
-            lines.append({"placer": f"`{entry}`", **{label: _cell(runs) for label, runs in here.items()}})
-        yield [f"## `{name}` ({paper})\n", f"{what}\n", lab.table(name, lines)]
+        yield [f"## `{name}` ({paper})\n", f"{what}\n", _table(lab, name, cases, entries)]
+    yield [
+        "## Larger batches on unequal devices\n",
+        f"The larger the batch, the more of a step is arithmetic, in which the devices of `{size.unequal}` differ.\n",
+        _table(lab, "batches", [LabCase(workload, size.unequal) for workload in size.batches], BATCHES),
+    ]
+
+
+def _table(lab: Lab, name: str, cases: list[LabCase], entries: tuple[str, ...]) -> str:
+    """A line for each placer, with its step times on each case."""
+    found, lines = lab.runs(cases, entries, lab.size.evaluations, lab.size.seeds), []
+    for entry in entries:
+        runs = of_entry(found, entry)
+        here = {case.label: chosen(runs, workload=case.workload, topology=case.topology) for case in cases}
+        lines.append({"placer": f"`{entry}`", **{label: _cell(runs) for label, runs in here.items()}})
+    return lab.table(name, lines)
 
 
 def _cell(runs: list[RunResult]) -> str:

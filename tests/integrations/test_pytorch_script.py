@@ -20,6 +20,7 @@ import pytest
 from simdev.errors import Unsupported
 from simdev.integrations.configs import find_writer
 from simdev.integrations.configs.pytorch.pieces import SCHEDULES
+from simdev.integrations.configs.pytorch.plain import absent_buffers
 from simdev.integrations.configs.settings import Settings, settings_of
 from simdev.parallel import Mesh
 from simdev.parallel.orders import SCHEDULES as ORDERS
@@ -95,10 +96,10 @@ stages.clear_runtime_states = clear_and_tell
 
 def most_lines(model, choice):
     """How long a script may be. The stages of a plain module's pipeline run the module's own code, and keep its parts
-    apart if it mixes them with buffers."""
+    apart if it mixes them with tensors that are no parameters, inputs or buffers."""
     if choice.mesh["pp"] == 1 and not model.startswith("transformers:"):
         return 90
-    return 120 if "mixing" not in model else 130
+    return 120 if "mixing" not in model else 127
 
 
 @pytest.fixture
@@ -446,18 +447,45 @@ def test_scripts_of_transformers_models_with_every_part_are_short(write):
         write(**{**LOOPED, "reshard": "always"}, model=model, dp_replicate=2, dp_shard=2, **{axis: 2})
 
 
+TABLE = "self.register_buffer('table', torch.randn(8, 32))\n        self.head ="
+MIXED = {
+    "x = self.embedding(x) + self.table[: x.size(1)]": ("a buffer stays on the first stage", ["table"]),
+    "x = self.embedding(x) + torch.ones(32, device=self.blocks[0].up.weight.device)": ("no buffer", []),
+    "x = self.embedding(x) + self.table[0]\n        table = self.table": ("blocks need the buffer, too", []),
+    "x = self.embedding(x) + self.table[0]\n        self.head.register_forward_pre_hook("
+    "lambda _, args: args[0] + self.table[0])": ("the head needs the buffer, too", []),
+}
+
+
+@pytest.mark.parametrize("code, buffers", [pytest.param(code, *row[1:], id=row[0]) for code, row in MIXED.items()])
+def test_which_buffers_later_stages_can_do_without(tmp_path, code, buffers):
+    model = MODEL.replace("self.head =", TABLE).replace("x = self.embedding(x)", code)
+    if "table = " in code:
+        model = model.replace("x = block(x)", "x = block(x, table)").replace(
+            "def forward(self, x):", "def forward(self, x, table=None):", 1
+        )
+        model = model.replace("return x + self.down", "return x + table[0] + self.down")
+    (tmp_path / "mixed.py").write_text(model, encoding="utf-8")
+    built = make_job(f"{tmp_path}/mixed.py:make_step", "dgx-a100", 16).model.function
+    assert built.mixes and absent_buffers(built) == buffers
+
+
 @pytest.mark.slow
-def test_stages_of_a_model_that_mixes_buffers_in(write, tmp_path):
-    """What other stages compute is on ``meta``; so is what they mix with buffers."""
-    table = "self.register_buffer('table', torch.randn(8, 32))"
-    mixing = MODEL.replace("self.head =", f"{table}\n        self.head =").replace(
-        "x = self.embedding(x)", "x = self.embedding(x) + self.table[: x.size(1)]"
-    )
-    (tmp_path / "mixing.py").write_text(mixing, encoding="utf-8")
-    path, job, choice = write(2, model=f"{tmp_path}/mixing.py:make_step", pp=2, dp_shard=2)
-    assert "class Absent" in path.read_text() and "class Absent" not in write(2, pp=2, dp_shard=2)[0].read_text()
+@pytest.mark.parametrize("name", ["buffered", "mixing"])
+def test_stages_of_a_model_that_mixes_other_tensors_in(write, tmp_path, name):
+    """What other stages compute is on ``meta``; so is what they mix with buffers, or with what they make themselves."""
+    ones = "torch.ones(32, device=self.blocks[0].up.weight.device)"
+    added = "self.table[: x.size(1)]" if name == "buffered" else ones
+    mixed = MODEL.replace("self.head =", TABLE).replace("x = self.embedding(x)", f"x = self.embedding(x) + {added}")
+    (tmp_path / f"{name}.py").write_text(mixed, encoding="utf-8")
+    path, job, choice = write(2, model=f"{tmp_path}/{name}.py:make_step", pp=2, dp_shard=2)
+    assert ("class Absent" in path.read_text()) == (name == "mixing")
+    assert "class Absent" not in write(2, pp=2, dp_shard=2)[0].read_text()
     assert calls_of(path, choice) == planned_calls(job, choice)
-    write(**LOOPED, model=f"{tmp_path}/mixing.py:make_step", dp_replicate=2, dp_shard=2, tp=2)  # is short, too
+    model = f"{tmp_path}/{name}.py:make_step"
+    write(**LOOPED, model=model, dp_replicate=2, dp_shard=2, tp=2)  # is short, too
+    one, two = write(16, model=model, dp_shard=1)[0], write(4, model=model, pp=2)[0]
+    assert losses([two], 2)[0] == pytest.approx(losses([one], 1)[0], rel=1e-11)
 
 
 @pytest.mark.parametrize("plan", [{"tp": 2}, pytest.param({"pp": 2, "schedule": "gpipe"}, marks=pytest.mark.slow)])

@@ -11,15 +11,14 @@ from simdev.integrations.configs.settings import Settings
 SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B",
              "looped-bfs": "ScheduleLoopedBFS"}  # fmt: skip
 LOOPED = ("interleaved", "looped-bfs")
-POLICY = '''def kept_results():
-    """Keep attention and the first of every two products, recompute the rest."""
+POLICY = """def kept_results():  # of attention and of the first of every two products; the rest is recomputed
     first, mm = {again: itertools.cycle([True, False]) for again in (False, True)}, torch.ops.aten.mm.default
     return create_selective_checkpoint_contexts(
         lambda context, op, *_, **__: next(first[context.is_recompute]) if op == mm else "_scaled_dot_" in str(op)
     )
 
 
-'''
+"""
 MAIN = """if __name__ == "__main__":
     parts = build()
     for number in range(3):

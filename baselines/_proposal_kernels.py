@@ -201,21 +201,35 @@ def clipped(value, low, high):
 def describe(g, s, units, targets, count, first, kind, scale, moved_to, seen, mark, out):
     """Fill in the features of one move, ``out`` float64 ``(F,)``, in the order of
     :data:`simdev.baselines._proposals.FEATURES`. ``moved_to`` (ops) is -1 everywhere, before and after."""
-    step = float(max(s.step, 1))
-    urgent, strict = URGENT * step, STRICT * step
-    here, there = s.devices[units[0]], targets[0]
     for place in range(count):
         for slot in range(g.unit_ptr[units[place]], g.unit_ptr[units[place] + 1]):
             moved_to[g.unit_ops[slot]] = targets[place]
     out[:] = 0.0
-    n_ops, late_in, late_out, gain_in = 0, -1.0, -1.0, 0.0
+    out[1] = np.sqrt(count / len(g.unit_bytes))
+    before_ns, after_ns = describe_ops(g, s, units[:count], first, moved_to, targets[0], out)
+    describe_tensors(g, s, units[:count], targets[0], moved_to, seen, mark, out)
+    describe_devices(g, s, s.devices[units[0]], targets[0], before_ns, after_ns, out)
+    out[35 + kind] = 1.0
+    out[40] = 1.0 if scale < len(g.group_of) else 0.0
+    out[41] = 1.0 if scale == len(g.group_of) else 0.0
+    out[42] = min(scale, len(g.group_of)) / len(g.group_of)
+    for unit in units[:count]:
+        for slot in range(g.unit_ptr[unit], g.unit_ptr[unit + 1]):
+            moved_to[g.unit_ops[slot]] = -1
+
+
+@njit(cache=True)
+def describe_ops(g, s, units, first, moved_to, there, out):
+    """The features of the ops that move: their times, and whether they come in time. Returns the time of the ``first``
+    units before and after the move (ns)."""
+    step = float(max(s.step, 1))
+    urgent, strict = URGENT * step, STRICT * step
+    here = s.devices[units[0]]
+    n_ops, late_in, gain_in, kept = 0, -1.0, 0.0, 0.0
     before_ns, after_ns, path_ns, strict_ns, wait_ns = 0.0, 0.0, 0.0, 0.0, 0.0
     clash_there, clash_here, stuck = 0.0, 0.0, 0.0
     begin, end = step, 0.0
-    saved, added, saved_urgent, added_urgent, n_saved, n_added, n_touched = 0.0, 0.0, 0.0, 0.0, 0, 0, 0
-    near_here, near_there, near_else = 0.0, 0.0, 0.0
-    kept = 0.0
-    for place in range(count):
+    for place in range(len(units)):
         kept += g.unit_bytes[units[place]] if place < first else 0.0
         for slot in range(g.unit_ptr[units[place]], g.unit_ptr[units[place] + 1]):
             op = g.unit_ops[slot]
@@ -249,6 +263,42 @@ def describe(g, s, units, targets, count, first, kind, scale, moved_to, seen, ma
                 ready = max(ready, arrival)
             late_in = max(late_in, (ready - s.start[op] - s.slack[op]) / step)
             gain_in = max(gain_in, (s.start[op] - ready) / step * weight)
+    idle, low, high = 0.0, min(int(begin / step * BINS), BINS - 1), min(int(end / step * BINS), BINS - 1)
+    for number in range(low, high + 1):
+        idle += max(0.0, 1.0 - s.busy[there, number]) / BINS
+    out[0] = np.sqrt(n_ops / len(moved_to))
+    out[2] = np.sqrt(before_ns / step)
+    out[3] = (after_ns - before_ns) / step
+    out[4] = np.sqrt(path_ns / step)
+    out[5] = np.sqrt(strict_ns / step)
+    out[6] = np.sqrt(wait_ns / step)
+    out[13] = clipped(late_in, -0.5, 0.5)
+    out[14] = np.sqrt(clipped(gain_in, 0.0, 1.0))
+    out[16] = np.sqrt(clash_there / step)
+    out[17] = np.sqrt(clash_here / step)
+    out[18] = idle
+    out[19] = (end - begin) / step if end > begin else 0.0
+    out[26] = clipped((s.peak[there] + kept) / g.capacity[there], 0.0, 2.0)
+    out[27] = clipped(s.peak[here] / g.capacity[here], 0.0, 2.0)
+    out[28] = 1.0 if s.overflows else 0.0
+    out[29] = clipped(kept / g.capacity[there], 0.0, 1.0)
+    out[34] = np.sqrt(stuck / step)
+    out[43] = begin / step
+    return before_ns, after_ns
+
+
+@njit(cache=True)
+def describe_tensors(g, s, units, there, moved_to, seen, mark, out):
+    """The features of the tensors that the moved ops read and write: transfers that are saved and added, readers that
+    get them late, and where the neighbours are."""
+    step = float(max(s.step, 1))
+    urgent, here = URGENT * step, s.devices[units[0]]
+    late_out = -1.0
+    saved, added, saved_urgent, added_urgent, n_saved, n_added, n_touched = 0.0, 0.0, 0.0, 0.0, 0, 0, 0
+    near_here, near_there, near_else = 0.0, 0.0, 0.0
+    for unit in units:
+        for slot in range(g.unit_ptr[unit], g.unit_ptr[unit + 1]):
+            op = g.unit_ops[slot]
             for read in range(g.input_ptr[op], g.input_ptr[op + 1] + g.output_ptr[op + 1] - g.output_ptr[op]):
                 if read < g.input_ptr[op + 1]:
                     tensor = np.int64(g.inputs[read])
@@ -299,65 +349,42 @@ def describe(g, s, units, targets, count, first, kind, scale, moved_to, seen, ma
                         added += cost
                         added_urgent += cost * hurry
                         n_added += 1
-    idle, low, high = 0.0, min(int(begin / step * BINS), BINS - 1), min(int(end / step * BINS), BINS - 1)
-    for number in range(low, high + 1):
-        idle += max(0.0, 1.0 - s.busy[there, number]) / BINS
-    most, total, used = 0.0, 0.0, 0
-    most_after = 0.0
-    for device in range(g.n_devices):
-        here_load = float(s.load[device])
-        most = max(most, here_load)
-        total += here_load
-        used += 1 if here_load > 0 else 0
-        if device == here:
-            here_load -= before_ns
-        elif device == there:
-            here_load += after_ns
-        most_after = max(most_after, here_load)
     near = max(1.0, near_here + near_there + near_else)
-    for place in range(count):
-        for slot in range(g.unit_ptr[units[place]], g.unit_ptr[units[place] + 1]):
-            moved_to[g.unit_ops[slot]] = -1
-    out[0] = np.sqrt(n_ops / len(moved_to))
-    out[1] = np.sqrt(count / len(g.unit_bytes))
-    out[2] = np.sqrt(before_ns / step)
-    out[3] = (after_ns - before_ns) / step
-    out[4] = np.sqrt(path_ns / step)
-    out[5] = np.sqrt(strict_ns / step)
-    out[6] = np.sqrt(wait_ns / step)
     out[7] = np.sqrt(saved / step)
     out[8] = np.sqrt(added / step)
     out[9] = np.sqrt(saved_urgent / step)
     out[10] = np.sqrt(added_urgent / step)
     out[11] = n_saved / (n_touched + 1.0)
     out[12] = n_added / (n_touched + 1.0)
-    out[13] = clipped(late_in, -0.5, 0.5)
-    out[14] = np.sqrt(clipped(gain_in, 0.0, 1.0))
     out[15] = clipped(late_out, -0.5, 0.5)
-    out[16] = np.sqrt(clash_there / step)
-    out[17] = np.sqrt(clash_here / step)
-    out[18] = idle
-    out[19] = (end - begin) / step if end > begin else 0.0
+    out[30] = near_here / near
+    out[31] = near_there / near
+    out[32] = (saved - added) / step
+    out[33] = (saved_urgent - added_urgent) / step
+
+
+@njit(cache=True)
+def describe_devices(g, s, here, there, before_ns, after_ns, out):
+    """The features of the devices: their loads (ns) now, and once ``before_ns`` has left ``here`` and ``after_ns`` has
+    come to ``there``."""
+    step = float(max(s.step, 1))
+    most, total, used, most_after = 0.0, 0.0, 0, 0.0
+    for device in range(g.n_devices):
+        load = float(s.load[device])
+        most = max(most, load)
+        total += load
+        used += 1 if load > 0 else 0
+        if device == here:
+            load -= before_ns
+        elif device == there:
+            load += after_ns
+        most_after = max(most_after, load)
     out[20] = s.load[here] / step
     out[21] = s.load[there] / step
     out[22] = (s.load[there] + after_ns - s.load[here]) / step
     out[23] = most / step
     out[24] = total / step / max(1, used)
     out[25] = (most_after - most) / step
-    out[26] = clipped((s.peak[there] + kept) / g.capacity[there], 0.0, 2.0)
-    out[27] = clipped(s.peak[here] / g.capacity[here], 0.0, 2.0)
-    out[28] = 1.0 if s.overflows else 0.0
-    out[29] = clipped(kept / g.capacity[there], 0.0, 1.0)
-    out[30] = near_here / near
-    out[31] = near_there / near
-    out[32] = (saved - added) / step
-    out[33] = (saved_urgent - added_urgent) / step
-    out[34] = np.sqrt(stuck / step)
-    out[35 + kind] = 1.0
-    out[40] = 1.0 if scale < len(g.group_of) else 0.0
-    out[41] = 1.0 if scale == len(g.group_of) else 0.0
-    out[42] = min(scale, len(g.group_of)) / len(g.group_of)
-    out[43] = begin / step
     out[44] = s.comm / step
     out[45] = used / max(1.0, 1.0 * g.n_usable)
 

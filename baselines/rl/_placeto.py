@@ -144,8 +144,12 @@ def _message(pair, table, x):
 class VisitLearner:
     """``init``, ``step`` and ``greedy`` of a :class:`~simdev.baselines.rl._train.Learner`.
 
-    Learns by REINFORCE over episodes that visit every group once.
+    Learns by REINFORCE over episodes that visit every group once. A subclass may draw the groups of each episode
+    (:meth:`_groups`); here they are the rows of the inputs.
     """
+
+    views_axis: int | None = None  # 0 if each episode has a view of its own
+    first_of_equals = "C"  # of equal costs, that of the first episode counts; "F": that of the first step
 
     def __init__(self, new, *, rows, episodes, every, from_best, discount, history, rate, entropy, entropy_updates):
         self.rows, self.episodes, self.every, self.from_best = rows, episodes, every, from_best
@@ -155,51 +159,55 @@ class VisitLearner:
 
         def likelihood(policy, view, embedded, placed, visited, action):
             logp = jax.nn.log_softmax(policy(view, embedded, placed, visited))
-            entropy = -jnp.sum(jnp.where(view.sight.allowed[visited], jnp.exp(logp) * logp, 0.0))
-            return logp[action], entropy
+            undecided = -jnp.sum(jnp.where(view.sight.allowed[visited], jnp.exp(logp) * logp, 0.0))
+            return logp[action], undecided
 
         def stretch(policy, view, placed, visited, actions):
             """Log-likelihoods and entropies float32 ``(every,)`` of the steps between two measurements."""
             embedded = policy.embed(view, placed[0], visited[0], visited[0] + every)
             return jax.vmap(likelihood, (None, None, None, 0, 0, 0))(policy, view, embedded, placed, visited, actions)
 
-        def objective(policy, view, placed, actions, advantage, weight):
-            """The loss: ``placed`` int ``(steps, G)``: the state at each step of an episode; the others
-            ``(steps,)``."""
+        def visits(policy, view, placed, actions, advantage):
+            """Gain and mean entropy of an episode: ``placed`` int ``(steps, G)`` are the states at its steps; the
+            others are ``(steps,)``."""
             steps = jnp.arange(self.steps)
             parts = [array.reshape(-1, every, *array.shape[1:]) for array in (placed, steps, actions)]
-            logp, entropy = (array.ravel() for array in jax.vmap(stretch, (None, None, 0, 0, 0))(policy, view, *parts))
-            real = view.sight.real.at[steps].get(mode="fill", fill_value=False)
-            entropy = jnp.sum(entropy * real) / jnp.sum(real)
-            return -jnp.sum(logp * advantage * real) / jnp.sum(real) - weight * entropy, entropy
+            logp, left = (array.ravel() for array in jax.vmap(stretch, (None, None, 0, 0, 0))(policy, view, *parts))
+            real = jnp.asarray(view.sight.real).at[steps].get(mode="fill", fill_value=False)
+            return jnp.sum(logp * advantage * real) / jnp.sum(real), jnp.sum(left * real) / jnp.sum(real)
 
         @jax.jit
-        def act(policy, view, placed, begin, key, greedy):
+        def act(policy, views, placed, begin, key, greedy):
             """Take the steps from ``begin`` to the next measurement, for episodes at ``placed`` int ``(B, G)``.
 
-            Returns the state before each step int ``(every, B, G)``, the actions int ``(every, B)``, and the last
-            states.
+            A row that is no group keeps its device. Returns the state before each step int ``(every, B, G)``, the
+            actions int ``(every, B)``, and the last states.
             """
-            embedded = jax.vmap(lambda one: policy.embed(view, one, begin, begin + every))(placed)
-            shape = (every, len(placed), view.sight.allowed.shape[1])
+            policy, axis = self._visitor(policy), self.views_axis
+            embedded = jax.vmap(lambda view, one: policy.embed(view, one, begin, begin + every), (axis, 0))(
+                views, placed
+            )
+            shape = (every, len(placed), views.sight.allowed.shape[-1])
             noise = jax.random.gumbel(jax.random.fold_in(key, begin), shape)
 
             def visit(placed, step):
                 visited, noise = step
-                logits = jax.vmap(policy, (None, 0, 0, None))(view, embedded, placed, visited)
+                logits = jax.vmap(policy, (axis, 0, 0, None))(views, embedded, placed, visited)
                 action = jnp.argmax(logits + jnp.where(greedy, 0.0, noise), axis=1)
+                is_group = jnp.asarray(views.sight.real).at[..., visited].get(mode="fill", fill_value=False)
+                action = jnp.where(is_group, action, placed.at[:, visited].get(mode="fill", fill_value=0))
                 return placed.at[:, visited].set(action, mode="drop"), (placed, action)
 
             after, (placed, actions) = jax.lax.scan(visit, placed, (begin + jnp.arange(every), noise))
             return placed, actions, after
 
         @jax.jit
-        def update(policy, optimizer_state, view, placed, actions, advantage, updates):
+        def update(policy, optimizer_state, inputs, start, drawn, placed, actions, advantage, updates):
             weight = entropy * jnp.maximum(0.0, 1.0 - updates / entropy_updates)
 
             def mean(policy):
-                loss, left = jax.vmap(objective, (None, None, 0, 0, 0, None))(
-                    policy, view, placed, actions, advantage, weight
+                loss, left = jax.vmap(self._loss, (None, None, None, 0, 0, 0, 0, None))(
+                    policy, inputs, start, drawn, placed, actions, advantage, weight
                 )
                 return loss.mean(), left.mean()
 
@@ -207,8 +215,24 @@ class VisitLearner:
             change, optimizer_state = optimizer.update(gradient, optimizer_state, policy)
             return optax.apply_updates(policy, change), optimizer_state, left
 
-        self._act, self._update, self._first = act, update, initializer(new, optimizer)
+        self._visits, self._act, self._update, self._first = visits, act, update, initializer(new, optimizer)
         self._split = jax.jit(jax.random.split)
+
+    @staticmethod
+    def _visitor(policy) -> PlacetoPolicy:
+        """The part of ``policy`` that visits groups."""
+        return policy
+
+    def _loss(self, policy, inputs, start, drawn, placed, actions, advantage, weight):
+        """The loss of one episode from ``start`` int ``(G,)``, with what :meth:`_groups` has ``drawn`` for it; and the
+        mean entropy of its visits."""
+        gain, undecided = self._visits(policy, inputs, placed, actions, advantage)
+        return -gain - weight * undecided, undecided
+
+    def _groups(self, policy, inputs, placed, key, greedy):
+        """What episodes from ``placed`` int ``(B, N)`` draw: an array with ``B`` rows, the group of each row int
+        ``(B, N)``, the device of each group int ``(B, N)``, and the views."""
+        return np.zeros(len(placed), bool), np.broadcast_to(np.arange(self.rows), placed.shape), placed, inputs
 
     def init(self, seed: int, n_problems: int) -> State:
         policy, optimizer_state, key = self._first(seed)
@@ -223,53 +247,57 @@ class VisitLearner:
         }
 
     def step(self, state: State, index: int, evaluate: Episodes) -> tuple[State, dict]:
-        grouped, view = evaluate.grouped, evaluate.grouped.inputs
+        inputs = evaluate.grouped.inputs
         start, cost = state["start"].copy(), state["cost"].copy()
         if cost[index] < 0:
-            start[index] = first_placement(grouped)
+            start[index] = first_placement(evaluate.grouped)
             cost[index] = _costs(evaluate, start[index][None])[0]
-        key, noise = self._split(state["key"])
-        placed, actions, costs = self._run(state["policy"], view, evaluate, start[index], cost[index], noise)
+        begin = start[index].copy()  # JAX may still read it when the start is replaced
+        key, *keys = self._split(state["key"])
+        drawn, placed, actions, costs, reached = self._run(state["policy"], evaluate, begin, cost[index], keys)
         returns, history = self._returns(costs), state["returns"].copy()
         episodes = state["episodes"].copy()
         for row in returns:
             history[index, episodes[index] % self.history] = row
             episodes[index] += 1
         known = history[index, : min(episodes[index], self.history)]
-        advantage = (returns - known.mean(axis=0)) / (known[:, : grouped.n_groups].std() + 1e-6)
+        advantage = (returns - known.mean(axis=0)) / (known[:, : evaluate.grouped.n_groups].std() + 1e-6)
         advantage = np.pad(np.clip(advantage, -5, 5), ((0, 0), (0, self.steps - self.rows)))
         updates = (int(episodes[index]) - 1) // self.episodes
         policy, optimizer_state, entropy = self._update(
-            state["policy"], state["optimizer"], view, placed, actions, advantage, updates
+            state["policy"], state["optimizer"], inputs, begin, drawn, placed, actions, advantage, updates
         )
         if self.from_best:
-            row, when = np.unravel_index(np.argmin(costs), costs.shape)
+            least = np.argmin(costs.ravel(self.first_of_equals))
+            row, when = np.unravel_index(least, costs.shape, self.first_of_equals)
             if costs[row, when] < cost[index]:
-                after = np.append(placed[row, when - 1, : when - 1], actions[row, when - 1])
-                start[index, :when] = after
-                cost[index] = costs[row, when]
+                cost[index], start[index] = costs[row, when], reached[(when - 1) // self.every, row]
         new = {"policy": policy, "optimizer": optimizer_state, "key": key, "episodes": episodes, "returns": history}
         return {**new, "start": start, "cost": cost}, {"entropy": float(entropy)}
 
-    def _run(self, policy, view, evaluate, start, cost, noise):
-        """Run ``B`` episodes; a placement that no step has changed is not simulated.
+    def _run(self, policy, evaluate, start, cost, keys):
+        """Run ``B`` episodes from ``start`` int ``(N,)``; a placement that no step has changed is not simulated.
 
-        Returns the states ``placed`` int32 ``(B, steps, G)`` and actions int32 ``(B, steps)`` of each step, and the
-        cost float32 ``(B, groups + 1)`` before each step and at the end.
+        Returns what the episodes have drawn, the states of the groups int32 ``(B, steps, N)`` and the actions int32
+        ``(B, steps)`` at each step, the cost float32 ``(B, rows + 1)`` before each step and at the end, and the
+        placements int32 ``(stretches, B, N)`` after each stretch.
         """
-        many, groups, every = self.episodes, evaluate.grouped.n_groups, self.every
+        many, count, every = self.episodes, evaluate.grouped.n_groups, self.every
+        now = np.repeat(start[None], many, axis=0)
+        drawn, label, groups, views = self._groups(policy, evaluate.grouped.inputs, now, keys[0], False)
+        label, groups = np.asarray(label), np.asarray(groups)
         placed, actions = np.zeros((many, self.steps, self.rows), np.int32), np.zeros((many, self.steps), np.int32)
-        now, costs = np.repeat(start[None], many, axis=0), np.full((many, groups + 1), cost, np.float32)
-        for begin in range(0, groups, every):
+        costs, reached = np.full((many, count + 1), cost, np.float32), []
+        for begin in range(0, count, every):
             end = begin + every
-            states, chosen, after = map(np.asarray, self._act(policy, view, now, begin, noise, False))
+            states, chosen, after = map(np.asarray, self._act(policy, views, groups, begin, keys[-1], False))
             placed[:, begin:end], actions[:, begin:end] = states.swapaxes(0, 1), chosen.T
-            moved = (after != now).any(axis=1)
-            now, costs[:, end:] = after, costs[:, begin, None]
-            costs[:, begin + 1 : end] = costs[:, begin, None]
+            moved, now = _moved(now, label, groups, after)
+            groups, costs[:, begin + 1 :] = after, costs[:, begin, None]
             if moved.any():
-                costs[moved, min(end, groups) :] = _costs(evaluate, now[moved])[:, None]
-        return placed, actions, costs
+                costs[moved, min(end, count) :] = _costs(evaluate, now[moved])[:, None]
+            reached.append(now)
+        return drawn, placed, actions, costs, np.stack(reached)
 
     def _returns(self, costs) -> np.ndarray:
         """float32 ``(B, G)``: discounted sum of the cost differences from each step to the end."""
@@ -281,13 +309,27 @@ class VisitLearner:
 
     def greedy(self, state: State, grouped: GroupedProblem) -> np.ndarray:
         now = first_placement(grouped)[None]
+        _, label, groups, views = self._groups(state["policy"], grouped.inputs, now, state["key"], True)
+        label, groups = np.asarray(label), np.asarray(groups)
         for begin in range(0, grouped.n_groups, self.every):
-            now = self._act(state["policy"], grouped.inputs, now, begin, state["key"], True)[2]
-        return np.asarray(now)[0]
+            after = np.asarray(self._act(state["policy"], views, groups, begin, state["key"], True)[2])
+            now, groups = _moved(now, label, groups, after)[1], after
+        return now[0]
 
 
-def first_placement(grouped: GroupedProblem[View]) -> np.ndarray:
-    """int32 ``(G,)``: every group on the first device that may take it."""
+def _moved(now: np.ndarray, label: np.ndarray, before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Whether each episode has moved a group, bool ``(B,)``, and the devices of the nodes then, int32 ``(B, N)``.
+
+    ``now`` are their devices before; those of groups are ``before`` and ``after``. A group whose device is chosen again
+    leaves its nodes where they are, also if they are on several devices.
+    """
+    changed = np.take_along_axis(after != before, label, axis=1)
+    new = np.where(changed, np.take_along_axis(after, label, axis=1), now).astype(np.int32)
+    return (new != now).any(axis=1), new
+
+
+def first_placement(grouped: GroupedProblem) -> np.ndarray:
+    """int32 ``(N,)``: every row of the inputs on the first device that may take it."""
     return np.argmax(grouped.inputs.sight.allowed, axis=1).astype(np.int32)
 
 

@@ -132,7 +132,7 @@ def test_nodes_join_the_partner_that_they_exchange_most_with_and_groups_are_a_gr
 
 
 def test_a_group_on_several_devices_stays_unless_another_device_is_chosen():
-    from simdev.baselines.rl._placeto_joint import _moved
+    from simdev.baselines.rl._placeto import _moved
 
     now, label = np.array([[0, 1, 1, 0]]), np.array([[0, 0, 0, 3]])
     before = np.array([[1, 9, 9, 0]])  # most of the first group is on device 1

@@ -14,6 +14,8 @@ the norm of the gradients.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from simdev.errors import InvalidInput, UnknownName
 from simdev.graphs.parallel_model import Part, Stage, parallel_model
 
@@ -85,8 +87,91 @@ def gpt(
     data = mesh["dp_replicate"].get_group() if "dp_replicate" in axes else None
     ways = mesh["tp"].size() if tp else 1
     divided = tp is not None and sequence_parallel == "yes"
-    half = torch.float16
+    ranks, half = _products(tp, ways, divided), torch.float16
     dropout = torch.ops.aten.native_dropout
+
+    def attend(q, k, v):
+        scores = torch.baddbmm(q.new_empty(1), q, k.transpose(1, 2), beta=0.0, alpha=q.shape[-1] ** -0.5)
+        return torch.bmm(dropout(torch.softmax(scores, dim=-1), 0.1, True)[0], v)
+
+    def recomputed(function, *inputs):
+        return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention_norm, self.norm = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.query_key_value = nn.Linear(width, 3 * width // ways)
+            self.output = nn.Linear(width // ways, width, bias=False)
+            self.up = nn.Linear(width, 4 * width // ways, bias=False)  # its bias is part of the fused GELU
+            self.down = nn.Linear(4 * width // ways, width, bias=False)
+
+        def forward(self, x):
+            y = ranks.columns(self.attention_norm(x), self.query_key_value)
+            tokens, batch, _ = y.shape
+            y = y.view(tokens, batch * heads // ways, 3 * width // heads)
+            q, k, v = (t.transpose(0, 1) for t in y.chunk(3, dim=-1))
+            y = recomputed(attend, q, k, v) if recompute == "selective" else attend(q, k, v)
+            y = y.transpose(0, 1).contiguous().view(tokens, batch, width // ways)
+            x = x + dropout(ranks.rows(y, self.output), 0.1, True)[0]
+            y = torch.nn.functional.gelu(ranks.columns(self.norm(x), self.up), approximate="tanh")
+            return x + dropout(ranks.rows(y, self.down), 0.1, True)[0]
+
+    class GPT(nn.Module):
+        def __init__(self):
+            super().__init__()
+            if part.first:
+                self.token = nn.Embedding(vocabulary // ways, width)
+                self.position = nn.Embedding(length, width)
+            self.layers = nn.ModuleList([Layer() for _ in range(part.layers)])
+            if part.last:
+                self.norm = nn.LayerNorm(width)
+                if not part.first:
+                    self.token = nn.Embedding(vocabulary // ways, width)
+
+        def forward(self, x, target=None):
+            if part.first:
+                words = ranks.words(x, self.token) + self.position.weight.unsqueeze(1)
+                x = dropout(ranks.own(words), 0.1, True)[0]
+            for layer in self.layers:
+                x = recomputed(layer, x) if recompute == "full" else layer(x)
+            if not part.last:
+                return x
+            normed = self.norm(x)
+            logits = ranks.logits(normed, self.token.weight)
+            return ranks.loss(logits, target)
+
+    with torch.device("meta"):
+        model = GPT().to(half)
+
+    def inputs():
+        tokens = torch.zeros(length, microbatch, dtype=torch.int64)
+        shape = length // (ways if divided else 1), microbatch, width
+        x = tokens if part.first else torch.zeros(*shape, dtype=half, requires_grad=True)
+        return (x, tokens) if part.last else (x,)
+
+    def finish(module):
+        if data is None:
+            return
+        gradients = [p.grad for p in module.parameters()]
+        flat = torch.cat([g.reshape(-1) for g in gradients])
+        dist.all_reduce(flat, group=data)
+        pieces = flat.split([g.numel() for g in gradients])
+        torch._foreach_copy_(gradients, [piece.view_as(g) for piece, g in zip(pieces, gradients, strict=True)])
+
+    return Stage(model, inputs, lambda module: _adam(module, fused=update == "fused"), finish=finish)
+
+
+def _products(tp, ways: int, divided: bool):
+    """What the ranks of the group ``tp`` (None: one rank) compute together.
+
+    ``columns(x, layer)`` and ``rows(x, layer)`` apply column- and row-parallel layers. ``words(tokens, table)`` embeds
+    tokens whose vocabulary is split over the ranks, ``logits(x, table)`` multiplies by it, and ``loss(logits, target)``
+    is the cross-entropy over it. With ``divided``, each rank holds its ``own(x)`` share of the tokens between products.
+    """
+    import torch
+    import torch.distributed as dist
+    from torch.nn.functional import linear
 
     def reduce(x):
         if tp is not None:
@@ -113,7 +198,7 @@ def gpt(
         @staticmethod
         def forward(ctx, x, weight, bias):
             ctx.save_for_backward(x, weight)
-            return torch.nn.functional.linear(gather(x), weight, bias)
+            return linear(gather(x), weight, bias)
 
         @staticmethod
         def backward(ctx, gradient):
@@ -135,7 +220,7 @@ def gpt(
         def backward(ctx, gradient):
             return gather(gradient)
 
-    class Piece(torch.autograd.Function):
+    class OwnTokens(torch.autograd.Function):
         """This rank's tokens of what all ranks have."""
 
         @staticmethod
@@ -174,33 +259,6 @@ def gpt(
     def rows(x, layer):
         return Scattered.apply(layer(x)) if divided else FromRanks.apply(layer(x))
 
-    def attend(q, k, v):
-        scores = torch.baddbmm(q.new_empty(1), q, k.transpose(1, 2), beta=0.0, alpha=q.shape[-1] ** -0.5)
-        return torch.bmm(dropout(torch.softmax(scores, dim=-1), 0.1, True)[0], v)
-
-    def recomputed(function, *inputs):
-        return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
-
-    class Layer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attention_norm, self.norm = nn.LayerNorm(width), nn.LayerNorm(width)
-            self.query_key_value = nn.Linear(width, 3 * width // ways)
-            self.output = nn.Linear(width // ways, width, bias=False)
-            self.up = nn.Linear(width, 4 * width // ways, bias=False)  # its bias is part of the fused GELU
-            self.down = nn.Linear(4 * width // ways, width, bias=False)
-
-        def forward(self, x):
-            y = columns(self.attention_norm(x), self.query_key_value)
-            tokens, batch, _ = y.shape
-            y = y.view(tokens, batch * heads // ways, 3 * width // heads)
-            q, k, v = (t.transpose(0, 1) for t in y.chunk(3, dim=-1))
-            y = recomputed(attend, q, k, v) if recompute == "selective" else attend(q, k, v)
-            y = y.transpose(0, 1).contiguous().view(tokens, batch, width // ways)
-            x = x + dropout(rows(y, self.output), 0.1, True)[0]
-            y = torch.nn.functional.gelu(columns(self.norm(x), self.up), approximate="tanh")
-            return x + dropout(rows(y, self.down), 0.1, True)[0]
-
     class CrossEntropy(torch.autograd.Function):
         """The loss over a split vocabulary."""
 
@@ -220,55 +278,18 @@ def gpt(
         @staticmethod
         def backward(ctx, gradient):
             (weights,) = ctx.saved_tensors
-            return weights.mul(gradient).to(half), None
+            return weights.mul(gradient).to(torch.float16), None
 
-    class GPT(nn.Module):
-        def __init__(self):
-            super().__init__()
-            if part.first:
-                self.token = nn.Embedding(vocabulary // ways, width)
-                self.position = nn.Embedding(length, width)
-            self.layers = nn.ModuleList([Layer() for _ in range(part.layers)])
-            if part.last:
-                self.norm = nn.LayerNorm(width)
-                if not part.first:
-                    self.token = nn.Embedding(vocabulary // ways, width)
+    def words(tokens, table):
+        return FromRanks.apply(table(tokens))
 
-        def forward(self, x, target=None):
-            if part.first:
-                words = FromRanks.apply(self.token(x))
-                words = words + self.position.weight.unsqueeze(1)
-                x = dropout(Piece.apply(words) if divided else words, 0.1, True)[0]
-            for layer in self.layers:
-                x = recomputed(layer, x) if recompute == "full" else layer(x)
-            if not part.last:
-                return x
-            normed = self.norm(x)
-            if divided:
-                logits = GatheredProduct.apply(normed, self.token.weight, None)
-            else:
-                logits = torch.nn.functional.linear(ToRanks.apply(normed), self.token.weight)
-            return CrossEntropy.apply(logits, target)
+    def own(x):
+        return OwnTokens.apply(x) if divided else x
 
-    with torch.device("meta"):
-        model = GPT().to(half)
+    def logits(x, table):
+        return GatheredProduct.apply(x, table, None) if divided else linear(ToRanks.apply(x), table)
 
-    def inputs():
-        tokens = torch.zeros(length, microbatch, dtype=torch.int64)
-        shape = length // (ways if divided else 1), microbatch, width
-        x = tokens if part.first else torch.zeros(*shape, dtype=half, requires_grad=True)
-        return (x, tokens) if part.last else (x,)
-
-    def finish(module):
-        if data is None:
-            return
-        gradients = [p.grad for p in module.parameters()]
-        flat = torch.cat([g.reshape(-1) for g in gradients])
-        dist.all_reduce(flat, group=data)
-        pieces = flat.split([g.numel() for g in gradients])
-        torch._foreach_copy_(gradients, [piece.view_as(g) for piece, g in zip(pieces, gradients, strict=True)])
-
-    return Stage(model, inputs, lambda module: _adam(module, fused=update == "fused"), finish=finish)
+    return SimpleNamespace(columns=columns, rows=rows, words=words, own=own, logits=logits, loss=CrossEntropy.apply)
 
 
 def _adam(module, fused: bool):

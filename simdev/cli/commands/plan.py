@@ -26,10 +26,10 @@ from simdev.cli.options import (
 )
 from simdev.cli.pace import left as in_words
 from simdev.cli.tables import print_json, print_table
-from simdev.errors import InvalidInput, UnknownName
+from simdev.errors import BudgetExhausted, InvalidInput, UnknownName, Unsupported
 
 if TYPE_CHECKING:
-    from simdev.planners import Choice, Job, PlanBudget
+    from simdev.planners import Choice, Job, PlanBudget, PlannerSpec
 
 SPACES = ("node", "wide")
 
@@ -105,22 +105,11 @@ def plan(
     A cost model ranks all plans, and those that it ranks first are simulated. Programs are captured from PyTorch once
     and kept, so that the second search is quick. Ctrl-C ends the search and keeps the best plan so far.
     """
-    import numpy as np
-
-    from simdev.errors import BudgetExhausted, Unsupported
     from simdev.parallel import find_model, load_cluster
     from simdev.parallel.framework import find_framework
     from simdev.parallel.orders import SCHEDULES
     from simdev.planners import Evaluator, Job, PlanBudget, find_planner
-    from simdev.planners.figures import (
-        demand,
-        figures,
-        other_sizes,
-        what_helps,
-        why_none_fits,
-        why_nothing_can_fit,
-        why_slower,
-    )
+    from simdev.planners.figures import demand, figures, other_sizes, what_helps, why_nothing_can_fit, why_slower
 
     for option, given in (("--evaluations", evaluations), ("--jobs", jobs), ("--top", top)):
         if given is not None and given < 1:
@@ -156,18 +145,7 @@ def plan(
             tell=progress,
             screen=True,
         )
-        try:
-            choice = spec.plan(job, rng=np.random.default_rng(seed), budget=budget, **params)
-        except KeyboardInterrupt:
-            if budget.best is None:
-                print("simdev: interrupted before any plan fitted", file=sys.stderr)
-                raise typer.Exit(130) from None
-            print(f"simdev: interrupted after {budget.used} plans; the best so far", file=sys.stderr)
-            choice = budget.best.choice
-        except BudgetExhausted as error:
-            raise InvalidInput(f"{error}; none fits{why_none_fits(job, budget)}", source=f"planner {planner}") from None
-        except Unsupported as error:
-            raise Unsupported(f"{error}{why_none_fits(job, budget)}") from None
+        choice = _searched(spec, params, job, budget, seed)
         best = evaluator.outcome(choice, always=True)
         others = [o for o in sorted(budget.tried.values()) if o.choice != choice and o.step_ns is not None]
         helps = what_helps(job, budget, best)
@@ -177,11 +155,11 @@ def plan(
             from simdev.parallel.picture import draw_pipeline
 
             draw_pipeline(evaluator.report(choice), picture)
-        if chart is not None:
-            from simdev.files import write_picture
-            from simdev.planners import plot_meshes
+    if chart is not None:
+        from simdev.files import write_picture
+        from simdev.planners import plot_meshes
 
-            write_picture(plot_meshes([best, *others], title=job.name).figure, chart, dpi=110)
+        write_picture(plot_meshes([best, *others], title=job.name).figure, chart, dpi=110)
     rows = [
         {**figures(job, o, price), "why": why_slower(best, o) if o is not best else ""} for o in [best, *others][:top]
     ]
@@ -189,27 +167,39 @@ def plan(
         text = writer(job, choice) if writer else None
     except Unsupported as error:
         if not as_json:  # a search takes minutes, and its table is the answer, too
-            _print(job, rows, budget, helps, price)
-            _print_sizes(job, sizes)
+            _print(job, rows, budget, helps, sizes, price)
         raise Unsupported(f"{error}; {_who_can(write, job, choice)}") from None
     if out is not None:
         _keep(out, text, job, choice, rows[0])
     if as_json:
         document = {"model": model, "cluster": cluster, "batch": batch, "ranks": job.ranks, "planner": planner}
-        document |= {
-            "estimated": len(budget.estimated),
-            "simulated": budget.used,
-            "plans": rows,
-            "what_helps": helps,
-            "sizes": sizes,
-            "configuration": text,
-        }
-        print_json(document)
+        document |= {"estimated": len(budget.estimated), "simulated": budget.used, "plans": rows}
+        print_json({**document, "what_helps": helps, "sizes": sizes, "configuration": text})
         return
-    _print(job, rows, budget, helps, price)
-    _print_sizes(job, sizes)
+    _print(job, rows, budget, helps, sizes, price)
     if text is not None and out is None:
         print(f"\n{text}", end="")
+
+
+def _searched(spec: PlannerSpec, params: dict, job: Job, budget: PlanBudget, seed: int) -> Choice:
+    """The planner's answer. Ctrl-C ends the search and answers with the best plan so far."""
+    import numpy as np
+
+    from simdev.planners.figures import why_none_fits
+
+    try:
+        return spec.plan(job, rng=np.random.default_rng(seed), budget=budget, **params)
+    except KeyboardInterrupt:
+        if budget.best is None:
+            print("simdev: interrupted before any plan fitted", file=sys.stderr)
+            raise typer.Exit(130) from None
+        print(f"simdev: interrupted after {budget.used} plans; the best so far", file=sys.stderr)
+        return budget.best.choice
+    except BudgetExhausted as error:
+        message = f"{error}; none fits{why_none_fits(job, budget)}"
+        raise InvalidInput(message, source=f"planner {spec.name}") from None
+    except Unsupported as error:
+        raise Unsupported(f"{error}{why_none_fits(job, budget)}") from None
 
 
 def _who_can(write: str | None, job: Job, choice: Choice) -> str:
@@ -265,7 +255,9 @@ def _writer(write: str | None):
     return find_writer(write)
 
 
-def _print(job, rows: list[dict], budget, helps: list[str], price: float | None) -> None:
+def _print(
+    job: Job, rows: list[dict], budget: PlanBudget, helps: list[str], sizes: list[dict], price: float | None
+) -> None:
     estimated = f"{len(budget.estimated):,} plans estimated, " if budget.estimated else ""
     print(f"{job.name}: {job.ranks} GPUs, {job.batch:,} sequences in a step; {estimated}{budget.used} simulated")
     header = ["plan", "step s", f"{_unit(job)}/s/GPU", "MFU", "allocated GiB", "reserved GiB", "idle", "exposed"]
@@ -299,6 +291,7 @@ def _print(job, rows: list[dict], budget, helps: list[str], price: float | None)
         print("What would help:")
     for sentence in helps:
         print(f"  {sentence}")
+    _print_sizes(job, sizes)
 
 
 def _unit(job) -> str:

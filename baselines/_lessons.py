@@ -16,7 +16,7 @@ import numpy as np
 from simdev.baselines._proposals import FEATURES, Network, Proposed, random_network
 from simdev.baselines._search import SearchState, starts
 from simdev.baselines._units import choices
-from simdev.graphs.random_graphs import DrawnTensor, GradientTape
+from simdev.graphs.random_graphs import DrawnTensor, GradientTape, linear
 from simdev.placers.budget import Budget
 from simdev.placers.score import Score
 from simdev.problem.costs import CostModel
@@ -37,7 +37,7 @@ def drawn_graph(rng: np.random.Generator, name: str) -> ComputationGraph:
     rows = int(rng.choice([32, 64, 256, 1024, 4096]))
     width = int(rng.choice([128, 256, 512, 1024]))
     x = tape.op("mul", "input", [tape.input("data", rows, width)], (rows, width))
-    x = _linear(tape, "stem", x, width)
+    x = linear(tape, "stem", x, width)
     pieces, kind = int(rng.integers(2, 9)), str(rng.choice([*BLOCKS, "mixed"]))
     for number in range(pieces):
         block = str(rng.choice(list(BLOCKS))) if kind == "mixed" else kind
@@ -45,14 +45,8 @@ def drawn_graph(rng: np.random.Generator, name: str) -> ComputationGraph:
             break
         x = BLOCKS[block](tape, rng, f"{block}{number}", x)
     if rng.random() < 0.5:
-        x = _linear(tape, "head", x, int(rng.choice([1000, 8000, 32000])))
+        x = linear(tape, "head", x, int(rng.choice([1000, 8000, 32000])))
     return tape.build(tape.op("cross_entropy", "loss", [x], (1,), flops=5 * x.size))
-
-
-def _linear(tape: GradientTape, layer: str, x: DrawnTensor, width: int) -> DrawnTensor:
-    rows, columns = x.shape
-    weights = tape.weight(layer, "weight", columns, width), tape.weight(layer, "bias", width)
-    return tape.op("addmm", layer, [x], (rows, width), flops=2 * rows * columns * width, weights=weights)
 
 
 def _tower(tape: GradientTape, rng, layer: str, x: DrawnTensor) -> DrawnTensor:
@@ -60,9 +54,9 @@ def _tower(tape: GradientTape, rng, layer: str, x: DrawnTensor) -> DrawnTensor:
     grow = int(rng.choice([1, 2, 4]))
     for number in range(int(rng.integers(1, 5))):
         y = tape.op("native_batch_norm", f"{layer}.{number}.norm", [x], x.shape, flops=4 * x.size)
-        y = tape.op("relu_", f"{layer}.{number}.up", [_linear(tape, f"{layer}.{number}.up", y, grow * x.shape[1])],
+        y = tape.op("relu_", f"{layer}.{number}.up", [linear(tape, f"{layer}.{number}.up", y, grow * x.shape[1])],
                     (x.shape[0], grow * x.shape[1]))  # fmt: skip
-        y = _linear(tape, f"{layer}.{number}.down", y, x.shape[1])
+        y = linear(tape, f"{layer}.{number}.down", y, x.shape[1])
         x = tape.op("add", f"{layer}.{number}", [x, y], x.shape)
     return x
 
@@ -74,11 +68,11 @@ def _branches(tape: GradientTape, rng, layer: str, x: DrawnTensor) -> DrawnTenso
         y = x
         for depth in range(int(rng.integers(1, 5))):
             where = f"{layer}.branch{branch}.{depth}"
-            y = _linear(tape, where, y, max(16, int(width * rng.choice([0.25, 0.5, 1.0]))))
+            y = linear(tape, where, y, max(16, int(width * rng.choice([0.25, 0.5, 1.0]))))
             y = tape.op("relu_", where, [y], y.shape)
         ends.append(y)
     joined = tape.op("cat", layer, ends, (rows, sum(end.shape[1] for end in ends)), flops=0)
-    return _linear(tape, f"{layer}.join", joined, width)
+    return linear(tape, f"{layer}.join", joined, width)
 
 
 def _cell(tape: GradientTape, rng, layer: str, x: DrawnTensor) -> DrawnTensor:
@@ -91,7 +85,7 @@ def _cell(tape: GradientTape, rng, layer: str, x: DrawnTensor) -> DrawnTensor:
             used.add(chosen)
             y = states[chosen]
             if rng.random() < 0.7:
-                y = tape.op("tanh", f"{layer}.{number}.{side}", [_linear(tape, f"{layer}.{number}.{side}", y, width)],
+                y = tape.op("tanh", f"{layer}.{number}.{side}", [linear(tape, f"{layer}.{number}.{side}", y, width)],
                             (rows, width))  # fmt: skip
             ends.append(y)
         states.append(tape.op("add", f"{layer}.{number}", ends, (rows, width)))
@@ -131,7 +125,7 @@ def _tables(tape: GradientTape, rng, layer: str, x: DrawnTensor) -> DrawnTensor:
         table = tape.weight(f"{layer}.{number}", "weight", int(rng.choice([1000, 20000, 200000])), width)
         ends.append(tape.op("embedding", f"{layer}.{number}", [words], (rows, width), flops=0, weights=(table,)))
     joined = tape.op("cat", layer, ends, (rows, width * len(ends)), flops=0)
-    return _linear(tape, f"{layer}.join", joined, width)
+    return linear(tape, f"{layer}.join", joined, width)
 
 
 BLOCKS = {"tower": _tower, "branches": _branches, "cell": _cell, "grid": _grid, "tables": _tables}

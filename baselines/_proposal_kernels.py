@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from simdev.baselines._proposals import BINS
-
+BINS = 64  # of the profile of busy devices over the step
 # Kinds of moves
 ON_PATH, ALONG_SEND, ACROSS_CUT, SWAP, PLAIN = range(5)
 URGENT = 0.02  # share of the step: an op of so much slack counts half
@@ -390,7 +389,7 @@ def describe_devices(g, s, here, there, before_ns, after_ns, out):
 
 
 @njit(cache=True)
-def score(features, mean, scale, first, first_bias, second, second_bias, last, hidden, above):
+def score(features, mean, scale, first, first_bias, second, second_bias, last, hidden):
     """The network: two layers of rectified units over the standardised features."""
     for unit in range(len(first_bias)):
         total = first_bias[unit]
@@ -436,6 +435,6 @@ def moves_and_features(g, s, draws, shares, w, ptr, units, targets, features, zo
 
 @njit(cache=True)
 def scores(features, count, mean, scale, first, first_bias, second, second_bias, last, out):
-    hidden, above = np.empty(len(first_bias)), np.empty(len(second_bias))
+    hidden = np.empty(len(first_bias))
     for row in range(count):
-        out[row] = score(features[row], mean, scale, first, first_bias, second, second_bias, last, hidden, above)
+        out[row] = score(features[row], mean, scale, first, first_bias, second, second_bias, last, hidden)

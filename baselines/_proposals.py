@@ -17,7 +17,6 @@ from simdev.problem.graph_file import read_npz
 from simdev.problem.problem import Problem
 
 MOST_DEVICES = 64  # sets of devices are the bits of a word
-BINS = 64  # of the profile of busy devices over the step
 DRAWS = 10  # random numbers that a drawn move takes
 SHARES = (0.15, 0.25, 0.25, 0.1)  # of moves of an op of the critical path, along its transfers, across a cut, swaps
 SETS = 2  # sets of drawn moves without a new placement after which the moves of Guided take over
@@ -210,7 +209,7 @@ class Proposed(Guided):
         schedule = self._schedule(ops, None)
         path, n, n_devices = critical(self.problem, ops, schedule), len(ops), len(self.allowed)
         slack, wait = np.zeros(n, np.int64), np.zeros(n, np.int64)
-        busy, load = np.zeros((n_devices, BINS)), np.zeros(n_devices, np.int64)
+        busy, load = np.zeros((n_devices, self.kernels.BINS)), np.zeros(n_devices, np.int64)
         self.kernels.look(
             self.known, ops, schedule.op_start, schedule.op_finish, schedule.step_ns, schedule.transfer_tensor,
             schedule.transfer_target, schedule.transfer_finish, slack, wait, busy, load,

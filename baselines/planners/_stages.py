@@ -265,6 +265,13 @@ def in_progress(stages: int, microbatches: int) -> int:
     return min(stages, microbatches)
 
 
+def with_borders(pipeline: Pipeline, option: int, last: int) -> np.ndarray:
+    """Passes, transfers over both borders in both directions, and the share of what a step adds."""
+    costs = pipeline.costs[option]
+    borders = (2 if last else 4) * pipeline.sent_ns[option]
+    return costs.pass_ns[last] + borders + costs.step_ns[last] / pipeline.microbatches
+
+
 def bottleneck_plan(stage_ns: StageNs, progress: Callable[..., int]):
     """A ``plan`` for :func:`first_that_fits` that minimises the slowest stage. ``progress(stages, microbatches)``
     counts the microbatches in progress on a stage that is the last but ``stages - 1``."""

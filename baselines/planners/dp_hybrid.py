@@ -3,7 +3,7 @@ its own, minimises the largest load; a load is the time of the stage and of its 
 Neither tensor parallelism nor recomputation is used.
 """
 
-from simdev.baselines.planners._stages import bottleneck_plan, first_that_fits, pipelines
+from simdev.baselines.planners._stages import bottleneck_plan, first_that_fits, pipelines, with_borders
 from simdev.planners import planner
 
 
@@ -22,12 +22,5 @@ from simdev.planners import planner
     ),
 )
 def dp_hybrid(job, *, rng, budget):
-    plan = bottleneck_plan(stage_ns, lambda stages, microbatches: 1)
+    plan = bottleneck_plan(with_borders, lambda stages, microbatches: 1)
     return first_that_fits("dp-hybrid", job, budget, pipelines(job, budget, tensor=False, recompute=False), plan)
-
-
-def stage_ns(pipeline, option, last):
-    """Passes, transfers over both borders in both directions, and the share of what a step adds."""
-    costs = pipeline.costs[option]
-    borders = (2 if last else 4) * pipeline.sent_ns[option]
-    return costs.pass_ns[last] + borders + costs.step_ns[last] / pipeline.microbatches

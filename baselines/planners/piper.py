@@ -10,7 +10,7 @@ recomputes more than in the paper. The published program, which chooses for each
 :func:`simdev.exact.piper.piper`.
 """
 
-from simdev.baselines.planners._stages import bottleneck_plan, first_that_fits, in_progress, pipelines
+from simdev.baselines.planners._stages import bottleneck_plan, first_that_fits, in_progress, pipelines, with_borders
 from simdev.planners import planner
 
 
@@ -29,12 +29,5 @@ from simdev.planners import planner
     ),
 )
 def piper(job, *, rng, budget):
-    plan = bottleneck_plan(stage_ns, in_progress)
+    plan = bottleneck_plan(with_borders, in_progress)
     return first_that_fits("piper", job, budget, pipelines(job, budget), plan)
-
-
-def stage_ns(pipeline, option, last):
-    """Passes, transfers over both borders in both directions, and the share of what a step adds."""
-    costs = pipeline.costs[option]
-    borders = (2 if last else 4) * pipeline.sent_ns[option]
-    return costs.pass_ns[last] + borders + costs.step_ns[last] / pipeline.microbatches

@@ -102,14 +102,14 @@ def known_times(folder: Path, others: Iterable[Path] = ()) -> dict[tuple[str, st
     found = [(place, row) for place in folders for row in read_folder(place) if isinstance(row, Row)]
     own = [row for place, row in found if place == folders[0]]
     known = {}
-    for case in {_case(row): row for row in own}.values():
+    for case in {row.case: row for row in own}.values():
         same = [(place, row) for place, row in found if _counts(row, case)]
-        mine = min((row.step_ns for row in own if _case(row) == _case(case) and row.step_ns), default=None)
+        mine = min((row.step_ns for row in own if row.case == case.case and row.step_ns), default=None)
         bound_ns = max(row.lower_bound_ns or 0 for _, row in same) if same else 0
         if mine and bound_ns and case.objective in ("step", "latency"):
             place, best = min(same, key=lambda pair: (pair[1].step_ns, pair[1].key))
             relaxed = relaxed_ns(stored.stored_problem(place, best), best, place)
-            known[_case(case)] = Times(mine, best.step_ns, relaxed, bound_ns)
+            known[case.case] = Times(mine, best.step_ns, relaxed, bound_ns)
     return known
 
 
@@ -136,12 +136,8 @@ def _best_plans(folders: Iterable[Path]) -> dict[tuple[str, str, str, str], int]
     best: dict[tuple[str, str, str, str], int] = {}
     for row in [as_row(row) for place in folders for row in read_folder(Path(place)) if isinstance(row, PlanRow)]:
         if row.step_ns is not None:
-            best[_case(row)] = min(row.step_ns, best.get(_case(row), row.step_ns))
+            best[row.case] = min(row.step_ns, best.get(row.case, row.step_ns))
     return best
-
-
-def _case(row: Row) -> tuple[str, str, str, str]:
-    return row.workload, row.topology, row.rules, row.objective
 
 
 def _counts(row: Row, case: Row) -> bool:

@@ -67,10 +67,7 @@ class PlanRow:
     @property
     def choice(self) -> Choice:
         """What the planner chose. Raises :class:`InvalidInput`."""
-        found = parse_json(self.plan, FILE, "plan")
-        if not isinstance(found, dict):
-            raise InvalidInput("expected an object", source=FILE, field="plan")
-        return choice_from(found)
+        return parse_choice(self.plan)
 
     @property
     def several_meshes(self) -> bool:

@@ -79,7 +79,7 @@ def package(name: str, files: Mapping[str, bytes]) -> dict:
 
 def data_sheet(found: list[Row]) -> str:
     """The data sheet of a board with the rows ``found``, as Markdown."""
-    cases = {(row.workload, row.topology, row.rules, row.objective) for row in found}
+    cases = {row.case for row in found}
     placers, commits = sorted({row.entry for row in found}), sorted({row.commit for row in found if row.commit})
     dirty = sum(row.commit.endswith("-dirty") for row in found)
     times = sorted(row.utc for row in found if row.utc)

@@ -79,6 +79,11 @@ class Row:
         return tuple(getattr(self, name) for name in KEY)
 
     @property
+    def case(self) -> tuple[str, str, str, str]:
+        """What placers are compared on."""
+        return self.workload, self.topology, self.rules, self.objective
+
+    @property
     def digest(self) -> str:
         """SHA-256 (hex, 16 characters) of the exact columns as written."""
         return RESULTS.digest(self.cells())

@@ -178,7 +178,7 @@ def gaps(rows: Iterable[Row]) -> list[dict[str, str]]:
     bound, and the gap between them (``GAPS``). A cell is empty if there is no such value."""
     found: dict[tuple, list[Row]] = {}
     for row in rows:
-        found.setdefault((row.workload, row.topology, row.rules, row.objective), []).append(row)
+        found.setdefault(row.case, []).append(row)
     lines = []
     for instance, runs in sorted(found.items()):
         scored = [row for row in runs if row.step_ns is not None]

@@ -231,7 +231,8 @@ def _s(shape: tuple[int, ...]) -> str:
     return f"f32[{','.join(map(str, shape))}]"
 
 
-def _linear(tape: GradientTape, layer: str, x: DrawnTensor, width: int) -> DrawnTensor:
+def linear(tape: GradientTape, layer: str, x: DrawnTensor, width: int) -> DrawnTensor:
+    """A product of ``x``, ``(rows, columns)``, with weights and a bias: ``(rows, width)``."""
     rows, columns = x.shape
     weights = tape.weight(layer, "weight", columns, width), tape.weight(layer, "bias", width)
     return tape.op("addmm", layer, [x], (rows, width), flops=2 * rows * columns * width, weights=weights)
@@ -266,7 +267,7 @@ def _pool(tape: GradientTape, layer: str, kind: str, x: DrawnTensor, stride: int
 
 def _classifier(tape: GradientTape, x: DrawnTensor, classes: int) -> ComputationGraph:
     x = tape.op("mean", "head.pool", [x], x.shape[:2], flops=x.size)
-    x = _linear(tape, "head.linear", x, classes)
+    x = linear(tape, "head.linear", x, classes)
     return tape.build(tape.op("cross_entropy", "head.loss", [x], (1,), flops=5 * x.size))
 
 
@@ -299,7 +300,7 @@ def nmt(rng: np.random.Generator, name: str) -> ComputationGraph:
         for number in range(layers):
             output, state = _cell(tape, f"decoder.layer{number}", inputs, states[number], units)
             states[number], inputs = (output, state), [output]
-        steps.append(_linear(tape, "softmax", inputs[0], words))
+        steps.append(linear(tape, "softmax", inputs[0], words))
     losses = [tape.op("cross_entropy", "softmax", [x], (1,), flops=5 * x.size) for x in steps]
     return tape.build(tape.op("mean", "loss", [tape.op("cat", "loss", losses, (length,), flops=0)], (1,)))
 

@@ -122,10 +122,6 @@ def _question(name: str) -> str:
     return TRACKS.get(name.partition(" ")[0], ("", ""))[1]
 
 
-def _key(row: Row) -> tuple[str, str, str, str]:
-    return row.workload, row.topology, row.rules, row.objective
-
-
 def _cases(
     folder: Path, found: list[Row], others: Sequence[Path], several: bool, cases: dict[str, dict]
 ) -> dict[tuple, str]:
@@ -136,7 +132,7 @@ def _cases(
             known = known_times(folder, others)
     groups: dict[tuple, list[Row]] = defaultdict(list)
     for row in found:
-        groups[_key(row)].append(row)
+        groups[row.case].append(row)
     names = {}
     for key, mine in groups.items():
         workload, topology, rules, objective = key
@@ -152,7 +148,7 @@ def _lines(found: list[Row], names: Mapping[tuple, str], plans: Mapping[tuple, p
 
     groups: dict[tuple, list[Row]] = defaultdict(list)
     for row in found:
-        groups[(*_key(row), row.budget, row.placer, row.params)].append(row)
+        groups[(*row.case, row.budget, row.placer, row.params)].append(row)
     lines = []
     for line in scores(found).to_dict("records"):
         case = line["workload"], line["topology"], line["rules"], line["objective"]
@@ -252,7 +248,7 @@ def _case(folder: Path, mine: list[Row], known: Mapping[tuple, Times]) -> dict:
         ]
     except SimdevError as error:  # the folder lacks the graph, machine or placement: show the row only
         note = str(error)
-    times = known.get(_key(first))
+    times = known.get(first.case)
     return {
         "board": folder.name,
         "workload": first.workload,

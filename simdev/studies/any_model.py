@@ -39,7 +39,7 @@ from simdev.parallel.capture.blocks import chosen
 from simdev.parallel.capture.fakes import to_fakes
 from simdev.parallel.capture.packages import plan_of_blocks
 from simdev.parallel.capture.stage import StageProgram, capture_stage, fake_process_group, few_parts
-from simdev.parallel.hugging_face import TransformersModel, configuration, hugging_face_model, on_gpu_unpacked
+from simdev.parallel.hugging_face import TransformersModel, hugging_face_model, on_gpu_unpacked
 from simdev.parallel.mesh import Mesh, parse_mesh
 from simdev.parallel.plain import find_plain, on_gpu, prepared
 from simdev.user_file import sentence
@@ -141,15 +141,6 @@ def collectives(program: StageProgram) -> Counter:
     """Collectives of a step with one microbatch, by kind and communicator."""
     calls = (*program.forward.calls, *program.backward[StageProgram.ONLY].calls, *program.finish.calls)
     return Counter((call.kind, call.stream) for call in calls if call.is_collective)
-
-
-def whole_model(name: str) -> int:
-    """Elements of all parameters of a model of published sizes, as its library builds it on ``meta``."""
-    entry = published()[name]
-    if "step" in entry:
-        return plain_model(entry)[0].function.parameters
-    model = TransformersModel(name, *configuration(entry["config"], {}, name, ""))
-    return sum(parameter.numel() for parameter in model.build().parameters())
 
 
 def plain_model(entry: dict):

@@ -12,11 +12,11 @@ import small_board
 
 from simdev.bench.bench import Observer
 from simdev.errors import InvalidInput, UnknownName
-from simdev.placers.registry import find_placer
+from simdev.placers.registry import find_placer, placers
 from simdev.problem.placement import Placement
 from simdev.sim.simulator import Simulator
 from simdev.studies.reproduce import ablations, gdp, lab, learned, mirhoseini, placeto, reproduce
-from simdev.studies.reproduce.lab import VERSIONS, Lab, LabCase, RunResult, older
+from simdev.studies.reproduce.lab import VERSIONS, Lab, LabCase, RunResult
 from simdev.studies.reproduce.speed import TimedBudget
 
 
@@ -268,6 +268,15 @@ def test_ablations_change_parameters_that_the_placers_have():
 
 
 REPRODUCED = Path(__file__).parents[2] / "leaderboard" / "reproduced"
+
+
+def older(report: Path) -> dict[str, tuple[int, int | None]]:
+    """The placers of a stored report that have changed since: the version that the report states, and the version now,
+    None if the placer is gone. Empty for a report without placers."""
+    line = next((line for line in report.read_text(encoding="utf-8").splitlines() if line.startswith(VERSIONS)), "")
+    made = {name: int(number) for name, number in re.findall(r"([\w-]+) (\d+)[,.]", line.removeprefix(VERSIONS))}
+    now = {name: spec.version for name, spec in placers().items()}
+    return {name: (number, now.get(name)) for name, number in made.items() if now.get(name) != number}
 
 
 def test_reports_that_are_older_than_the_code_are_named():

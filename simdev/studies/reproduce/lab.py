@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -238,15 +237,6 @@ class Lab:
         path = self.folder / "README.md"
         write_text(path, "\n".join([head, *parts]).rstrip() + "\n")
         return path
-
-
-def older(report: Path) -> dict[str, tuple[int, int | None]]:
-    """The placers of a stored report that have changed since: the version that the report states, and the version now,
-    None if the placer is gone. Empty for a report without placers."""
-    line = next((line for line in report.read_text(encoding="utf-8").splitlines() if line.startswith(VERSIONS)), "")
-    made = {name: int(number) for name, number in re.findall(r"([\w-]+) (\d+)[,.]", line.removeprefix(VERSIONS))}
-    now = {name: spec.version for name, spec in registry.placers().items()}
-    return {name: (number, now.get(name)) for name, number in made.items() if now.get(name) != number}
 
 
 def chosen(found: Iterable[RunResult], **columns: str) -> list[RunResult]:

@@ -53,7 +53,7 @@ EXAMPLE_OF = {
     "list": "simdev list placers",
     "place": "simdev place nmt p100x4 -p local-search -o found.json",
     "plan": "simdev plan llama3-8b 'dgx-h100[nodes=2]' --batch 64",
-    "profile": "simdev profile -o my_machine.toml",
+    "profile": "simdev profile nmt -o my_machine",
     "show": "simdev show nmt",
     "simulate": "simdev simulate nmt p100x4 --placer heft",
     "simulate-plan": "simdev simulate-plan llama3-8b dgx-h100 --mesh dp_shard=8",

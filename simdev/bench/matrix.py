@@ -69,7 +69,7 @@ class Run:
 
     @property
     def entry(self) -> str:
-        return rows.entry_id(self.placer, json.loads(self.params))
+        return rows.entry_id(self.placer, self.params)
 
     @property
     def instance(self) -> tuple[str, str, str, str]:

@@ -47,7 +47,7 @@ class PlanRun:
     @property
     def entry(self) -> str:
         """The planner's id with its parameters."""
-        return entry_id(self.planner, json.loads(self.params))
+        return entry_id(self.planner, self.params)
 
     @property
     def instance(self) -> tuple[str, str, int, str, str]:

@@ -90,7 +90,7 @@ class PlanRow:
     @property
     def entry(self) -> str:
         """The planner's id with its parameters."""
-        return entry_id(self.planner, json.loads(self.params))
+        return entry_id(self.planner, self.params)
 
     @property
     def title(self) -> str:

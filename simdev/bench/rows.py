@@ -91,7 +91,7 @@ class Row:
     @property
     def entry(self) -> str:
         """The placer's id with its parameters."""
-        return entry_id(self.placer, json.loads(self.params))
+        return entry_id(self.placer, self.params)
 
     def cells(self) -> dict[str, str]:
         """The row as text, by column, without the digest."""
@@ -102,10 +102,11 @@ class Row:
         return replace(self, lower_bound_ns=ns, bound_method=method)
 
 
-def entry_id(name: str, params: dict) -> str:
-    """``name[param=value,...]``, parameters sorted; the inverse of :func:`simdev.placers.registry.parse_id`."""
+def entry_id(name: str, params: str) -> str:
+    """``name[param=value,...]`` from the parameters as JSON, sorted; the inverse of :func:`simdev.shelf.parse_id`."""
     inside = ",".join(
-        f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in sorted(params.items())
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in sorted(json.loads(params).items())
     )
     return f"{name}[{inside}]" if inside else name
 
@@ -113,7 +114,7 @@ def entry_id(name: str, params: dict) -> str:
 def registered_name(cell: str, params: str) -> str:
     """The name under which a placer or planner is registered, from a cell of a table that holds it with its parameters.
     Older tables hold the name only."""
-    end = entry_id("", json.loads(params)) if params != "{}" else ""
+    end = entry_id("", params) if params != "{}" else ""
     return cell[: -len(end)] if end and cell.endswith(end) else cell
 
 

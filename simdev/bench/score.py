@@ -8,7 +8,6 @@ compared with the first one, pairwise, over the cases that both ran.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -133,7 +132,7 @@ def ranking(rows: Iterable[Row]) -> list[dict[str, str]]:
         found["geomean_ratio_to_best"] = [f"{value:.4f}" for value in np.exp(found["log_ratio"])]
         found["mean_rank"] = [f"{value:.2f}" for value in found["mean_rank"]]
         found["order"] = [
-            (places.get(key, len(keys) + 1), float(ratio or "inf"), _entry(*key))
+            (places.get(key, len(keys) + 1), float(ratio or "inf"), entry_id(*key))
             for key, ratio in zip(keys, found["ratio_to_first"], strict=True)
         ]
         found = _named(found.sort_values("order", ignore_index=True))
@@ -154,12 +153,8 @@ def _places(logs: dict[tuple[str, str], pd.Series]) -> tuple[dict[tuple[str, str
     size = {mine: (held[mine] > 1, held[mine] * len(mine), len(mine)) for mine in held}
     common = sorted(max(held, key=lambda mine: (size[mine], sorted(mine))))
     ranked = [key for key, mine in sets.items() if mine.issuperset(common)]
-    ranked.sort(key=lambda key: (f"{np.exp(logs[key][common].mean()):.4f}", _entry(*key)))
+    ranked.sort(key=lambda key: (f"{np.exp(logs[key][common].mean()):.4f}", entry_id(*key)))
     return {key: place for place, key in enumerate(ranked, 1)}, common
-
-
-def _entry(placer: str, params: str) -> str:
-    return entry_id(placer, json.loads(params))
 
 
 def _mean_ratio(logs: pd.Series) -> str:
@@ -168,7 +163,7 @@ def _mean_ratio(logs: pd.Series) -> str:
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:
     """The table with variants as placers of their own: ``placer`` is the id with its parameters."""
-    entries = [_entry(*key) for key in zip(table["placer"], table["params"], strict=True)]
+    entries = [entry_id(*key) for key in zip(table["placer"], table["params"], strict=True)]
     variant_of = [name if text != "{}" else "" for name, text in zip(table["placer"], table["params"], strict=True)]
     return table.assign(placer=entries, variant_of=variant_of)
 

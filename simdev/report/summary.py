@@ -3,7 +3,6 @@ workload."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -38,10 +37,10 @@ def _table(topology, rules, objective, budget, table, places) -> Table:
     entries = {(line.placer, line.params) for line in table.itertuples()}
     lines = []
     order = list(places)
-    for entry in sorted(entries, key=lambda entry: order.index((rules, objective, budget, _name(entry)))):
+    for entry in sorted(entries, key=lambda entry: order.index((rules, objective, budget, entry_id(*entry)))):
         found = [_board_cell(cells.get((*entry, w)), best[w], cells.get(("single-gpu", "{}", w))) for w in workloads]
-        place = places[rules, objective, budget, _name(entry)]
-        lines.append([_name(entry), *found, f"{float(place['geomean_ratio_to_best']):.3f}", place["cases"]])
+        place = places[rules, objective, budget, entry_id(*entry)]
+        lines.append([entry_id(*entry), *found, f"{float(place['geomean_ratio_to_best']):.3f}", place["cases"]])
     if objective == "plan":
         return f"{topology}, {budget}, host {rules}", ["planner", *workloads, "mean", "cases"], lines
     judged = "" if objective == "step" else f", {objective}"
@@ -106,7 +105,3 @@ def _milliseconds(ns: int) -> str:
     """At least four digits."""
     value = ns / 1e6
     return f"{value:.{1 if value >= 100 else 2 if value >= 10 else 3}f}"
-
-
-def _name(entry: tuple[str, str]) -> str:
-    return entry_id(entry[0], json.loads(entry[1]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -149,7 +149,7 @@ class VisitLearner:
     """
 
     views_axis: int | None = None  # 0 if each episode has a view of its own
-    first_of_equals = "C"  # of equal costs, that of the first episode counts; "F": that of the first step
+    first_of_equals: Literal["C", "F"] = "C"  # which of equal costs counts: the first episode's; F: the first step's
 
     def __init__(self, new, *, rows, episodes, every, from_best, discount, history, rate, entropy, entropy_updates):
         self.rows, self.episodes, self.every, self.from_best = rows, episodes, every, from_best

@@ -52,14 +52,6 @@ def _model(layers, units, heads, key_heads, inner, vocabulary, cache):
 
     width = units // heads
 
-    class RMSNorm(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(units))
-
-        def forward(self, x):
-            return F.rms_norm(x, (units,), self.weight, 1e-5)
-
     class Attention(nn.Module):
         """The query heads that share a key head (Ainslie et al. 2023) stand in the place of positions, so that the
         cache is read once and never repeated."""
@@ -95,8 +87,8 @@ def _model(layers, units, heads, key_heads, inner, vocabulary, cache):
     class Layer(nn.Module):
         def __init__(self):
             super().__init__()
-            self.attention_norm, self.attention = RMSNorm(), Attention()
-            self.norm, self.feed_forward = RMSNorm(), FeedForward()
+            self.attention_norm, self.attention = nn.RMSNorm(units, eps=1e-5), Attention()
+            self.norm, self.feed_forward = nn.RMSNorm(units, eps=1e-5), FeedForward()
 
         def forward(self, x, angles):
             x = x + self.attention(self.attention_norm(x), angles)
@@ -108,7 +100,7 @@ def _model(layers, units, heads, key_heads, inner, vocabulary, cache):
             self.embedding = nn.Embedding(vocabulary, units)
             for number in range(layers):
                 setattr(self, f"layer{number}", Layer())
-            self.norm, self.softmax = RMSNorm(), nn.Linear(units, vocabulary, bias=False)
+            self.norm, self.softmax = nn.RMSNorm(units, eps=1e-5), nn.Linear(units, vocabulary, bias=False)
 
         def forward(self, words, angles):
             x = self.embedding(words)

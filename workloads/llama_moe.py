@@ -91,16 +91,6 @@ def _model(layers, units, heads, key_heads, experts, inner, vocabulary, places):
             mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
             return self.output(mixed.transpose(1, 2).reshape(x.shape))
 
-    class RMSNorm(nn.Module):
-        """Zhang and Sennrich 2019, section 4; captured as its elementwise ops."""
-
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(units))
-
-        def forward(self, x):
-            return F.rms_norm(x, (units,), self.weight, 1e-5)
-
     class Router(nn.Module):
         """Weights ``(tokens, experts)``, a softmax over a token's two best experts and zero elsewhere; balance loss."""
 
@@ -161,8 +151,8 @@ def _model(layers, units, heads, key_heads, experts, inner, vocabulary, places):
     class Layer(nn.Module):
         def __init__(self):
             super().__init__()
-            self.attention_norm, self.attention = RMSNorm(), Attention()
-            self.norm, self.experts = RMSNorm(), Experts()
+            self.attention_norm, self.attention = nn.RMSNorm(units, eps=1e-5), Attention()
+            self.norm, self.experts = nn.RMSNorm(units, eps=1e-5), Experts()
 
         def forward(self, x, cosines, sines):
             x = x + self.attention(self.attention_norm(x), cosines, sines)
@@ -183,7 +173,7 @@ def _model(layers, units, heads, key_heads, experts, inner, vocabulary, places):
             self.embedding, self.position = nn.Embedding(vocabulary, units), Position()
             for number in range(layers):
                 setattr(self, f"layer{number}", Layer())
-            self.norm, self.softmax = RMSNorm(), Softmax()
+            self.norm, self.softmax = nn.RMSNorm(units, eps=1e-5), Softmax()
             small_normal(self)
 
         def forward(self, tokens):

@@ -22,10 +22,11 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from simdev.errors import InvalidInput, UnknownName
+from simdev.errors import InvalidInput, UnknownName, quoted
 from simdev.user_file import SPLIT, import_file, sentence
 
 _ID = re.compile(r"(?P<name>(?:.+\.py:)?[^@\[\]]*)(@(?P<version>\d{1,9}))?(\[(?P<params>[^\[\]]*)\])?")
+LONGEST = 255  # bytes of a file's name
 
 
 class Registered(Protocol):
@@ -129,6 +130,8 @@ def parse_id(entry: str) -> tuple[str, int | None, dict[str, Any]]:
     if not match or not name or name.endswith(SPLIT):
         form = "NAME or NAME[parameter=value,...], or a file before it: my_file.py:NAME"
         raise InvalidInput(f"{entry!r} is not an id: expected {form}")
+    if any(len(part.encode()) > LONGEST for part in name.split("/")):  # it may be looked for on the disk
+        raise InvalidInput(f"{quoted(name)} is longer than a name may be: {LONGEST} bytes")
     params: dict[str, Any] = {}
     for part in filter(None, (match["params"] or "").split(",")):
         key, equals, value = part.partition("=")

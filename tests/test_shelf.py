@@ -68,6 +68,14 @@ def test_what_is_no_id_is_refused(entry):
         shelf.parse_id(entry)
 
 
+@pytest.mark.parametrize("entry", ["f" * 256, f"folder/{'f' * 253}.py:name", f"{'é' * 128}[x=1]"])
+def test_a_name_that_no_file_may_have_is_refused(entry):
+    """Names are looked for on the disk, too."""
+    with pytest.raises(InvalidInput, match="longer than a name may be: 255 bytes"):
+        shelf.parse_id(entry)
+    assert shelf.parse_id(f"{'f' * 200}/{'f' * 255}")
+
+
 def test_one_file_holds_placers_and_planners_and_leaves_the_shelves_alone(file):
     path = file()
     spec, params = find_placer(f"{path}:mine@3[parts=6,share=1]")

@@ -298,7 +298,7 @@ def norms_of_ranks():
             norm.num_batches_tracked.add_(1)
         means = (norm.running_mean, norm.running_var) if norm.track_running_stats else (None, None)
         momentum, ranks = norm.momentum or 0.0, groups.get_world_size(group)
-        with _replaced(
+        with replaced(
             *((torch.cuda, name, lambda: True) for name in ("is_available", "is_current_stream_capturing")),
             *((groups, name, partial(flat, getattr(groups, name))) for name in gathers if hasattr(groups, name)),
         ):
@@ -310,7 +310,7 @@ def norms_of_ranks():
         for kernel in (_stats, _gather_stats, _normalize, _reduce_gradient, _gradient_of_batch):
             for key in ("CPU", "Meta"):
                 library.impl(_NORM_KERNELS[kernel], kernel, key)
-        with _replaced(
+        with replaced(
             (torch.nn.SyncBatchNorm, "forward", forward),
             (Replicas, "_passing_sync_batchnorm_handle", lambda self, module: None),
         ):
@@ -318,7 +318,7 @@ def norms_of_ranks():
 
 
 @contextmanager
-def _replaced(*places):
+def replaced(*places):
     """Attributes, each an owner, a name and a value, have other values while this is active."""
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
     try:

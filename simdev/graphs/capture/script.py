@@ -29,7 +29,7 @@ from torch.utils.data import dataloader
 
 from simdev.errors import InvalidInput, SimdevError, Unsupported
 from simdev.graphs.capture.optimizers import one_by_one, trained_by
-from simdev.graphs.capture.rewrites import as_on_gpu, no_cpu_ops
+from simdev.graphs.capture.rewrites import as_on_gpu, no_cpu_ops, replaced
 from simdev.graphs.capture.run import (
     ON_VALUES,
     Loop,
@@ -223,12 +223,17 @@ class Watch:
             register_module_forward_hook(self._after_module, always_call=True),
         ):
             self._stack.callback(handle.remove)
-        enter(_replaced(torch.optim.Optimizer, "__init__", self._noting_optimizer))
-        enter(_replaced(torch.autograd, "backward", self._marking))
-        enter(_replaced(dataloader._BaseDataLoaderIter, "__next__", self._paused))
-        enter(_replaced(torch.multiprocessing, "spawn", lambda _: self._first_process))
-        enter(_replaced(BaseProcess, "start", _in_this_process))
-        enter(_replaced(BaseProcess, "join", _joined))
+        batches, optimizer = dataloader._BaseDataLoaderIter, torch.optim.Optimizer
+        enter(
+            replaced(
+                (optimizer, "__init__", self._noting_optimizer(optimizer.__init__)),
+                (torch.autograd, "backward", self._marking(torch.autograd.backward)),
+                (batches, "__next__", self._paused(batches.__next__)),
+                (torch.multiprocessing, "spawn", self._first_process),
+                (BaseProcess, "start", _in_this_process(BaseProcess.start)),
+                (BaseProcess, "join", _joined(BaseProcess.join)),
+            )
+        )
         if self.step == 2:
             self._record()
         return self
@@ -565,13 +570,3 @@ def _joined(original):
         return None if getattr(process, "_simdev_done", False) else original(process, timeout)
 
     return join
-
-
-@contextmanager
-def _replaced(owner, name: str, wrap: Callable):
-    original = getattr(owner, name)
-    setattr(owner, name, wrap(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)

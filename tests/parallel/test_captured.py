@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -80,6 +81,27 @@ def test_a_pipe_among_captures_is_not_opened(shipped):
     for name in ("name", "other"):
         os.mkfifo(kept.folder() / f"{name}.json.gz")
     assert kept.load("name")["parameters"] == 5 and kept.load("other") is None
+    kept.save("other", [], {"parameters": 6})
+    assert (kept.folder() / "other.json.gz").is_fifo() and not kept.has("other")
+
+
+def test_a_cache_that_may_not_be_searched_keeps_nothing(shipped, monkeypatch):
+    kept.save("other", [], {"parameters": 6})
+    monkeypatch.setattr(os, "stat", forbidden(os.stat, kept.folder()))
+    assert kept.has("name") and kept.load("name")["parameters"] == 5
+    assert not kept.has("other") and kept.load("other") is None
+    kept.save("other", [], {"parameters": 7})
+
+
+def forbidden(stat, folder):
+    """``os.stat`` that refuses all that is in ``folder``, also to a user who may read everything."""
+
+    def refusing(path, **options):
+        if Path(os.fsdecode(path)).parent == folder:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    return refusing
 
 
 def test_apart_nothing_that_ships_is_loaded(shipped):

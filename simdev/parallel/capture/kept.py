@@ -81,7 +81,7 @@ def fingerprint(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part) 
 
 def has(name: str) -> bool:
     """Whether a stage is kept, or ships."""
-    return _file(name).is_file() or _ships(name)
+    return os.path.isfile(_file(name)) or _ships(name)
 
 
 def need_to_capture(mib: int = 600) -> None:
@@ -112,7 +112,7 @@ def load(name: str) -> dict | None:
 def content(name: str) -> str | None:
     """The text that is kept under a name, or that ships; None where there is none whose digest is right."""
     file = _file(name)
-    if file.is_file():  # to open a pipe would wait for a writer
+    if os.path.isfile(file):  # to open a pipe would wait for a writer; false in a folder that may not be searched
         with contextlib.suppress(ValueError):
             digest, _, text = read_zipped(file, MAX_CAPTURE).partition("\n")
             if digest == _sum(name, text):
@@ -126,9 +126,12 @@ def save(name: str, segments: list[Segment], figures: dict[str, object]) -> None
 
 
 def write(name: str, text: str) -> None:
-    """Keep a text, which :func:`content` returns; nothing happens where the folder cannot be written to."""
+    """Keep a text, which :func:`content` returns; nothing happens where the folder cannot be written to, or where
+    something else than a file has its name."""
     file = _file(name)
     with contextlib.suppress(OSError, InvalidInput):
+        if file.exists() and not file.is_file():
+            return
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as opened:
             opened.write(packed(name, text))

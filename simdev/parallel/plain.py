@@ -97,9 +97,10 @@ def _digest(name: str) -> str:
 class Facts:
     """What planning needs to know of a plain model.
 
-    ``blocks`` is the dotted name of the list of blocks; ``kinds`` the kind of each block that a capture may leave out
-    and repeat (one entry: none may). ``tp_plan`` maps names of modules to tensor-parallel styles
-    (:mod:`simdev.parallel.capture.tensor_rule`); the ranks of ``tp`` have to divide the sizes ``heads``. ``ends`` is
+    ``blocks`` is the dotted name of the list of blocks, empty if there are several; ``kinds`` the kind of each block
+    that a capture may leave out and repeat, of one list after another (one entry: none may). ``tp_plan`` maps names of
+    modules to tensor-parallel styles (:mod:`simdev.parallel.capture.tensor_rule`); the ranks of ``tp`` have to divide
+    the sizes ``heads``. ``ends`` is
     what runs before and after the blocks; None: no pipeline. ``outside`` names blocks whose parameters are read while
     they do not run, which FSDP shards with the whole model. ``notes`` say what is not offered. ``parameters`` counts
     elements; a tied parameter counts once. ``optimizers`` is how many the step has.
@@ -213,12 +214,12 @@ class PlainModel:
 
         facts = self._facts
         run, inputs, rebuild = prepared(self, microbatch)
-        blocks, lists = _blocks(run.model), _names(run.model)
-        if blocks is not None and part.layers < len(blocks.modules):
-            _shorten(run.model, blocks, chosen(facts.kinds, part.kinds, part.layers))
+        lists = _names(run.model)
+        if part.layers < self.layers:
+            _shorten(run.model, lists_of_blocks(run.model), chosen(facts.kinds, part.kinds, part.layers))
         whole = part.first and part.last
         if not whole:
-            assert facts.ends is not None and blocks is not None, "pipelines are offered where there are blocks"
+            assert facts.ends is not None, "pipelines are offered where there are blocks"
             cut_piece(run.model, part.first, part.last, facts.ends)
         names = mesh.mesh_dim_names or ()
         divided = "tp" in names and mesh["tp"].size() > 1
@@ -229,10 +230,7 @@ class PlainModel:
         if recompute != "none":
             recompute_blocks(run.model, recompute, lists)
         computed = spread(run.model, mesh, reshard_after_forward, lists, facts.outside)
-        if whole or blocks is None:
-            made = inputs
-        else:
-            made = self._pass_on(run, inputs, blocks.name, part, microbatch, computed)
+        made = inputs if whole else self._pass_on(run, inputs, facts.blocks, part, microbatch, computed)
         return Stage(run, made, lambda run: rebuild(run.model), _sync, context=on_gpu_divided if divided else on_gpu)
 
     def _pass_on(self, run, inputs: Callable[[], tuple], blocks: str, part: Part, microbatch: int, computed):
@@ -380,13 +378,16 @@ def _built(kind: type, groups: list[tuple[list[str], dict]], now: Mapping[str, A
 
 
 def _samples(step: TrainingStep, source: str) -> int:
-    """Samples of the step's batch: the first size that all of its inputs have; of a package's model, some (positions in
-    an image have no batch)."""
+    """Samples of the step's batch: the first size that all of its inputs have; of a package's model, at least one
+    (positions in an image have no batch)."""
     import torch
     from torch.utils._pytree import tree_leaves
 
     sizes = [t.shape[0] for t in tree_leaves(step.inputs) if isinstance(t, torch.Tensor) and t.dim()]
-    if is_package_model(source) and SAMPLES in sizes:
+    if is_package_model(source):
+        if SAMPLES not in sizes:
+            message = "none of its inputs has samples as its first axis: plan a step of your own (FILE.py:make_step)"
+            raise InvalidInput(message, source=source, field="inputs")
         return SAMPLES
     if not sizes or len(set(sizes)) > 1:
         message = f"its inputs have different first sizes ({', '.join(map(str, sizes))}), so that none is the batch"
@@ -417,18 +418,19 @@ def _on_meta(model) -> None:
                     held[name] = meta(tensor)
 
 
-def _blocks(model) -> Blocks | None:
-    """The one list of blocks of a model; None where it has several, or none."""
-    found = lists_of_blocks(model)
-    return found[0] if len(found) == 1 else None
-
-
-def _shorten(model, blocks: Blocks, numbers: Sequence[int]) -> None:
-    """Keep the blocks of these numbers."""
-    parent, _, name = blocks.name.rpartition(".")
-    holder = model.get_submodule(parent)
-    kept = [blocks.modules[number] for number in numbers]
-    setattr(holder, name, type(getattr(holder, name))(*_listed(getattr(holder, name), kept)))
+def _shorten(model, lists: Sequence[Blocks], numbers: Sequence[int]) -> list[Blocks]:
+    """Keep the blocks of these numbers, in this order; numbers continue from list to list. Returns what is left."""
+    left = []
+    begin = 0
+    for blocks in lists:
+        here = range(begin, begin + len(blocks.modules))
+        kept = tuple(blocks.modules[number - begin] for number in numbers if number in here)
+        parent, _, name = blocks.name.rpartition(".")
+        holder = model.get_submodule(parent)
+        setattr(holder, name, type(getattr(holder, name))(*_listed(getattr(holder, name), kept)))
+        left.append(Blocks(blocks.name, kept))
+        begin = here.stop
+    return left
 
 
 def _listed(module, members) -> tuple:
@@ -508,26 +510,37 @@ def on_gpu_divided() -> Iterator[None]:
 @lru_cache(maxsize=64)
 def _facts(model: PlainModel) -> Facts:
     run = prepared(model, 1)[0]
-    blocks, lists = _blocks(run.model), lists_of_blocks(run.model)
+    lists = lists_of_blocks(run.model)
     parameters = sum(parameter.numel() for parameter in run.model.parameters())
     notes = []
     if not lists:
         notes.append("no recomputation: no repeated blocks were found")
-    kinds = kinds_of(blocks.modules) if blocks else (0,)
+    kinds = _repeated(lists)
     if len(kinds) > 1:
         try:  # a forward pass that counts its blocks itself cannot do with fewer
             _count(model, kinds)
         except Exception:
-            kinds, blocks = (0,), None
+            kinds = (0,)
+    one = len(lists) == 1 and len(kinds) > 1
     plan, heads, why = _tensor_plan(model, run.tp_plan, kinds)
     notes += [f"no tensor parallelism: {why}"] if why else []
     ends, why = (
-        _cut_at(model, kinds) if blocks else (None, "its blocks are in several lists, in none, or counted by its code")
+        _cut_at(model, kinds) if one else (None, "its blocks are in several lists, in none, or counted by its code")
     )
     notes += [f"no pipeline: {why}"] if why else []
     outside = _outside(model)
-    name = blocks.name if blocks else ""
-    return Facts(name, kinds, plan, heads, ends, outside, tuple(notes), parameters, run.optimizers)
+    blocks = lists[0].name if one else ""
+    return Facts(blocks, kinds, plan, heads, ends, outside, tuple(notes), parameters, run.optimizers)
+
+
+def _repeated(lists: Sequence[Blocks]) -> tuple[int, ...]:
+    """The kinds of all blocks; ``(0,)`` if there are none, or if captures of fewer blocks of several lists have no
+    fewer blocks in all."""
+    from simdev.parallel.capture.stage import few_captures
+
+    kinds = kinds_of(*(blocks.modules for blocks in lists)) or (0,)
+    captured = sum(part.layers for part in few_captures(Part(len(kinds), kinds=kinds)))
+    return (0,) if len(lists) > 1 and captured >= len(kinds) else kinds
 
 
 def _outside(model: PlainModel) -> tuple[str, ...]:
@@ -546,22 +559,20 @@ def _outside(model: PlainModel) -> tuple[str, ...]:
 def _on_fakes(
     model: PlainModel, kinds: tuple[int, ...], mesh=None, plan: Mapping[str, Any] | None = None
 ) -> Iterator[tuple]:
-    """``(run, blocks, loss)`` of one sample with a few blocks of each kind, on fakes; ``loss()`` runs forward."""
+    """``(run, lists, loss)`` of one sample with a few blocks of each kind, on fakes; ``loss()`` runs forward. No lists
+    if no block may be left out."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from simdev.parallel.capture.tensor_rule import apply_plan
 
     run, inputs, _ = prepared(model, 1)
-    blocks = _blocks(run.model) if len(kinds) > 1 else None
-    if blocks is not None:
-        _shorten(run.model, blocks, _few(kinds))
-        blocks = _blocks(run.model) or Blocks(blocks.name, tuple(run.model.get_submodule(blocks.name).children()))
+    lists = _shorten(run.model, lists_of_blocks(run.model), _few(kinds)) if len(kinds) > 1 else []
     with FakeTensorMode(allow_non_fake_inputs=True), on_gpu_divided() if plan else on_gpu():
         if plan:
             apply_plan(run.model, mesh, plan)
         to_fakes(run)
         made = inputs()
-        yield run, blocks, lambda: run(*made)
+        yield run, lists, lambda: run(*made)
 
 
 def _few(kinds: tuple[int, ...]) -> list[int]:
@@ -583,17 +594,21 @@ def _tensor_plan(model: PlainModel, given: Mapping[str, Any] | None, kinds: tupl
         return dict(given), (), "" if given else "its step asks for none"
     plan: dict[str, Any] = {}
     heads: set[int] = set()
+    odd: set[int] = set()
     try:
-        with _on_fakes(model, kinds) as (run, blocks, loss):
-            groups = find_groups(run.model, loss, blocks)
+        with _on_fakes(model, kinds) as (run, lists, loss):
+            groups = find_groups(run.model, loss, lists)
         for group in groups:
+            odd |= {size for size in group.heads if size % 2}
             if not any(size % 2 for size in group.heads) and _divides(model, kinds, dict(group.plan)):
                 plan |= group.plan
                 heads |= set(group.heads)
     except Exception as error:  # of the user's code
         return {}, (), sentence(error)
-    why = "" if plan else "no product is followed by another one with elementwise ops or attention alone between them"
-    return plan, tuple(sorted(heads)), why
+    why = "no product is followed by another one with elementwise ops or attention alone between them"
+    if odd:
+        why = f"{', '.join(map(str, sorted(odd)))} heads or columns do not divide by 2 tensor-parallel ranks"
+    return plan, tuple(sorted(heads)), "" if plan else why
 
 
 def _divides(model: PlainModel, kinds: tuple[int, ...], plan: dict[str, Any]) -> bool:
@@ -620,12 +635,10 @@ def _cut_at(model: PlainModel, kinds: tuple[int, ...]) -> tuple[Ends | None, str
     from simdev.parallel.capture.pieces import NotApart, cut_piece, read_ends, run_piece
 
     try:
-        with _on_fakes(model, kinds) as (run, blocks, loss):
+        with _on_fakes(model, kinds) as (run, (blocks,), loss):
             ends = read_ends(run.model, loss, blocks)
         run, inputs, _ = prepared(model, 1)
-        blocks = _blocks(run.model)
-        assert blocks is not None, "as above, in another copy of the model"
-        _shorten(run.model, blocks, _few(kinds)[:1])
+        _shorten(run.model, lists_of_blocks(run.model), _few(kinds)[:1])
         cut_piece(run.model, False, True, ends)  # the last stage shows whether its blocks need more than one tensor
         with FakeTensorMode(allow_non_fake_inputs=True), on_gpu():
             to_fakes(run)
@@ -676,9 +689,8 @@ def _count(model: PlainModel, kinds: tuple[int, ...] = ()) -> float:
     from simdev.graphs.capture.trace import flop_counter_mode
 
     run, inputs, _ = prepared(model, 1)
-    blocks = _blocks(run.model)
-    if blocks is not None and kinds:
-        _shorten(run.model, blocks, _few(kinds))
+    if kinds:
+        _shorten(run.model, lists_of_blocks(run.model), _few(kinds))
     with FakeTensorMode(allow_non_fake_inputs=True), on_gpu():
         to_fakes(run)
         tensors = inputs()

@@ -20,7 +20,7 @@ from simdev.graphs.parallel_model import ParallelModel, Part
 from simdev.parallel.capture.kept import Packed, lacks, place
 from simdev.parallel.capture.reshard import reshard_ns, slice_of
 from simdev.parallel.capture.resize import AXIS, capture_resized, few_shards
-from simdev.parallel.capture.stage import FIRST_FORWARD, StageProgram, capture_stage, few_parts, known_by
+from simdev.parallel.capture.stage import FIRST_FORWARD, StageProgram, capture_stage, few_captures, known_by
 from simdev.parallel.cluster import Cluster
 from simdev.parallel.costs.collectives import send_ns
 from simdev.parallel.costs.overlap import beside_collectives, simulate_unrolled
@@ -427,7 +427,7 @@ def captures_of(plan: Plan, resized: bool = True) -> list[tuple]:
     return [
         (plan.model, parameters, mesh, few, order, split, plan.reduce_each, plan.gathered)
         for parameters, inner, part, order in kinds
-        for few in few_parts(part)[0]
+        for few in few_captures(part)
         for mesh in (few_shards(inner) if resized else (inner,))
     ]
 

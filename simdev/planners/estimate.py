@@ -27,7 +27,7 @@ from simdev.errors import InvalidInput
 from simdev.graphs.parallel_model import Part
 from simdev.parallel.capture.kept import Packed
 from simdev.parallel.capture.resize import of_microbatch
-from simdev.parallel.capture.stage import StageProgram, accumulates, capture_stage, few_parts, is_kept
+from simdev.parallel.capture.stage import StageProgram, accumulates, capture_stage, few_captures, few_parts, is_kept
 from simdev.parallel.costs.collectives import collective_ns, send_ns
 from simdev.parallel.costs.timing import Template, make_template, on_mesh
 from simdev.parallel.mesh import Mesh
@@ -377,7 +377,7 @@ def captures_are_kept(job: Job, choice: Choice) -> bool:
     own = [one_stage(plan, stage) for stage in range(plan.stages)] if plan.stage_meshes else [plan]
     for one in own:
         parameters = tuple(sorted((name, value) for name, value in one.parameters.items() if name != "layers"))
-        parts = dict.fromkeys(few for part in _few(job, one.parameters) for few in few_parts(part)[0])
+        parts = dict.fromkeys(few for part in _few(job, one.parameters) for few in few_captures(part))
         if not all(is_kept(one.model, parameters, small_mesh(one.mesh), few, STEP) for few in parts):
             return False
     return True

@@ -28,7 +28,15 @@ from simdev.files import open_zip, replacing
 from simdev.graphs.parallel_model import ParallelModel, Part
 from simdev.parallel.capture import kept
 from simdev.parallel.capture.resize import LARGE, SMALL
-from simdev.parallel.capture.stage import accumulates, captured, few_parts, figures_of, known_by, segments_of
+from simdev.parallel.capture.stage import (
+    accumulates,
+    captured,
+    few_captures,
+    few_parts,
+    figures_of,
+    known_by,
+    segments_of,
+)
 from simdev.parallel.costs import reserved
 from simdev.parallel.hugging_face import TransformersModel, hugging_face_model
 from simdev.parallel.mesh import Mesh
@@ -241,11 +249,11 @@ def _possible(model: ParallelModel, parameters: dict, mesh: dict[str, int]) -> b
 def _programs(model, given: dict, inner: dict, part: Part, shards: Sequence[int], each: bool, memory: bool) -> Found:
     several = (STEP, False, each, False)
     key = tuple(sorted((name, value) for name, value in given.items() if name != "layers"))
-    parts = few_parts(part)[0]
+    parts = few_captures(part)
     if memory:  # first: a recording keeps the program that it runs, which is then not captured again
         yield from _allocations(model, given, inner, part, shards, each)
     else:  # an estimate asks for the stages of few layers themselves, and layers of these may repeat, too
-        parts = tuple(dict.fromkeys(fewer for few in parts for fewer in few_parts(few)[0]))
+        parts = tuple(dict.fromkeys(fewer for few in few_parts(part)[0] for fewer in few_captures(few)))
     for size in shards:
         mesh = Mesh({"dp_shard": size, **inner})
         for few in parts:

@@ -1,6 +1,6 @@
 """A plain module without parallel code: its blocks are found, sharded, recomputed."""
 
-import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +8,10 @@ import pytest
 from simdev.errors import InvalidInput
 from simdev.graphs.workload import TrainingStep
 from simdev.parallel import Plan, find_model, load_cluster, parse_mesh, plain, simulate_plan
-from simdev.parallel.capture.stage import capture_stage
+from simdev.parallel.capture.stage import capture_stage, few_captures, segments_of
+from simdev.parallel.capture.stage import captured as captured_whole
 from simdev.parallel.mesh import Mesh
+from simdev.parallel.passes import STEP
 
 PLAIN = """
 import torch
@@ -412,6 +414,74 @@ def test_inputs_of_a_package_may_lack_a_batch():
     inputs = torch.zeros(plain.SAMPLES, 16, 64), torch.zeros(16, 3), torch.zeros(plain.SAMPLES)
     step = TrainingStep(None, inputs, None)
     assert plain._samples(step, "diffusers:FluxTransformer2DModel") == plain.SAMPLES
-    for source, given in (("my_model.py:make_step", inputs), ("diffusers:FluxTransformer2DModel", inputs[1:2])):
-        with pytest.raises(InvalidInput, match="none is the batch") if given is inputs else contextlib.nullcontext():
-            assert plain._samples(TrainingStep(None, given, None), source) == 16
+    with pytest.raises(InvalidInput, match="none is the batch"):
+        plain._samples(step, "my_model.py:make_step")
+    with pytest.raises(InvalidInput, match="none of its inputs has samples as its first axis"):
+        plain._samples(TrainingStep(None, inputs[1:2], None), "diffusers:FluxTransformer2DModel")
+
+
+TWO_LISTS = (
+    PLAIN.replace(
+        "self.head =",
+        "self.others = nn.ModuleList(Other() for _ in range(COUNTS[1]))\n        self.head =",
+    )
+    .replace(
+        "        return self.head(x)",
+        "        for block in self.others:\n            x = block(x)\n        return self.head(x)",
+    )
+    .replace("range(6)", "range(COUNTS[0])")
+    .replace(
+        "class Model",
+        """class Other(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 96), nn.Linear(96, 64)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)))
+
+class Model""",
+    )
+)
+
+
+@pytest.mark.parametrize("mesh", ["dp_shard=2", "tp=2"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_two_lists_of_blocks_are_captured_with_few_of_each(entry, mesh, recompute):
+    path, _, _ = entry.rpartition(":")
+    Path(path).write_text(TWO_LISTS.replace("class Block", "COUNTS = 17, 15\n\nclass Block", 1), encoding="utf-8")
+    model, parameters = find_model(f"{entry}[recompute={recompute}]")
+    part = model.part(parameters, parameters["layers"])
+    assert part.kinds == (0,) * 17 + (1,) * 15
+    assert [few.layers for few in few_captures(part)] == [6, 7, 7, 8]
+    few = capture_stage(model, parameters, parse_mesh(mesh), part)
+    key = tuple(sorted((name, value) for name, value in parameters.items() if name != "layers"))
+    whole = captured_whole(model, key, parse_mesh(mesh), part, STEP)
+    assert (few.parameters, few.resident_bytes, few.output_bytes, few.shard_unit) == (
+        whole.parameters,
+        whole.resident_bytes,
+        whole.output_bytes,
+        whole.shard_unit,
+    )
+    for one, other in zip(segments_of(few), segments_of(whole), strict=True):
+        alike = [replace(b, signature=a.signature) for a, b in zip(one.calls, other.calls, strict=True)]
+        assert one.calls == tuple(alike) and one.live_bytes == other.live_bytes
+        assert [call.live_bytes for call in one.calls] == [call.live_bytes for call in other.calls]
+        assert one.name == "finish" or one == other  # an update of all parameters has no shapes of its own
+
+
+def test_products_of_an_odd_size_are_named(entry):
+    path, _, _ = entry.rpartition(":")
+    Path(path).write_text(PLAIN.replace("256", "33"), encoding="utf-8")
+    model, _ = find_model(entry)
+    assert model.notes == ("no tensor parallelism: 33 heads or columns do not divide by 2 tensor-parallel ranks",)
+
+
+def test_a_block_that_does_not_run_is_named(entry):
+    path, _, _ = entry.rpartition(":")
+    Path(path).write_text(
+        PLAIN.replace("self.head =", "self.idle = nn.ModuleList([Block(), Block()])\n        self.head ="),
+        encoding="utf-8",
+    )
+    with pytest.raises(InvalidInput, match=r"idle\.0 does not run with the inputs that were made up, and FSDP"):
+        captured(entry, "dp_shard=2")

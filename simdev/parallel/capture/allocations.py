@@ -12,7 +12,7 @@ from simdev.graphs.parallel_model import ParallelModel, Part
 from simdev.parallel.capture.fakes import to_fakes
 from simdev.parallel.capture.record import RankRecorder
 from simdev.parallel.capture.ring import ring_attention
-from simdev.parallel.capture.stage import StageRun, fake_process_group, keep_recorded, program_of
+from simdev.parallel.capture.stage import Options, StageRun, fake_process_group, keep_recorded, program_of
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.passes import STEP
 
@@ -91,7 +91,7 @@ def record(
         finally:
             torch.set_default_dtype(default)
     program = program_of(made, mesh, run, figures)
-    keep_recorded(model, parameters, mesh, part, (order, False, each, gathered), program)
+    keep_recorded(model, parameters, mesh, part, Options(order, False, each, gathered), program)
     tensors = [t for state in run.optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
     return rows_of(recorder.events, run.marks), tuple(_local_bytes(t) for t in tensors), program.parameters
 

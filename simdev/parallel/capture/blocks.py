@@ -52,10 +52,12 @@ def _is_block(module) -> bool:
     return sum(1 for part in module.modules() if next(part.parameters(recurse=False), None) is not None) > 1
 
 
-def kinds_of(modules) -> tuple[int, ...]:
-    """The kind of each block as a small whole number, in the order in which the kinds first appear."""
+def kinds_of(*lists) -> tuple[int, ...]:
+    """The kind of each block of one list, or of several one after another, as a small whole number, in the order in
+    which the kinds first appear. Blocks of different lists are of different kinds."""
     numbers: dict[tuple, int] = {}
-    return tuple(numbers.setdefault(kind_of(module), len(numbers)) for module in modules)
+    blocks = ((number, kind_of(module)) for number, modules in enumerate(lists) for module in modules)
+    return tuple(numbers.setdefault(kind, len(numbers)) for kind in blocks)
 
 
 def kind_of(module) -> tuple:

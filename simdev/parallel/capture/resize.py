@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from simdev.graphs.parallel_model import ParallelModel, Part
-from simdev.parallel.capture.stage import StageProgram, alike_others, captured, is_kept, stage_of_few
+from simdev.parallel.capture.stage import Options, StageProgram, alike_others, captured, is_kept, stage_of_few
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.passes import STEP
 from simdev.parallel.program import Call, NotRepeating, Segment
@@ -41,7 +41,7 @@ def capture_resized(
     Parameters that do not divide by the number of ranks are padded by FSDP; such a size is captured as it is. Use it
     where many plans of a model are compared and the model's code does not branch on the size of the mesh.
     """
-    return stage_of_few(_resized_few, model, parameters, mesh, part, (order, split, each, gathered))
+    return stage_of_few(_resized_few, model, parameters, mesh, part, Options(order, split, each, gathered))
 
 
 def _resized_few(model, parameters: tuple, mesh: Mesh, part: Part, *options) -> StageProgram:

@@ -68,6 +68,20 @@ def reduce_gradients(module) -> None:
     keep_gathered(module)
 
 
+def idle_parts(module) -> list[str]:
+    """Names of the FSDP modules whose parameters no forward pass has gathered yet, and whose gradients are reduced in
+    another data type: beside them, a backward pass that leaves gradients unreduced fails in PyTorch."""
+    from torch.distributed.fsdp import FSDPModule
+
+    parts = ((name, part) for name, part in module.named_modules() if isinstance(part, FSDPModule))
+    return [
+        name
+        for name, part in parts
+        for group in part._get_fsdp_state()._fsdp_param_groups
+        if any(one.reduce_dtype is not None and not hasattr(one, "_unsharded_param") for one in group.fsdp_params)
+    ]
+
+
 def _fsdp_parts(module) -> list:
     from torch.distributed.fsdp import FSDPModule
 

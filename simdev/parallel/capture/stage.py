@@ -5,7 +5,7 @@ become fake tensors and the stage runs microbatches as a pipeline schedule would
 accumulated, reduced with the last one. Passes of a stage that FSDP divides depend on the passes before them: in a
 pipeline, such a stage is captured in an order with all passes of its schedule (:mod:`simdev.parallel.passes`). The
 stage is captured with three and with four layers; further layers repeat the additional one
-(:func:`simdev.parallel.program.stretch`).
+(:func:`simdev.parallel.program.stretch`), in each of several lists of layers.
 
 A planner that compares many sizes of the data-parallel axes calls
 :func:`simdev.parallel.capture.resize.capture_resized` instead: two captures serve them all.
@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import gcd, prod
+from typing import Any, NamedTuple
 
 from simdev.errors import InvalidInput, SimdevError, Unsupported
 from simdev.graphs.parallel_model import ParallelModel, Part, Stage
@@ -29,7 +30,7 @@ from simdev.parallel.capture import kept
 from simdev.parallel.capture.cut import cut
 from simdev.parallel.capture.fakes import to_fakes
 from simdev.parallel.capture.matching import check_matching
-from simdev.parallel.capture.split import SplitBackward, keep_gathered, reduce_gradients
+from simdev.parallel.capture.split import SplitBackward, idle_parts, keep_gathered, reduce_gradients
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.passes import STEP, pass_names
 from simdev.parallel.program import NotRepeating, Segment, stretch
@@ -41,12 +42,20 @@ KINDS = ("backward first", "backward further", "backward last", "backward only")
 FIRST_FORWARD = "forward after start"
 TIMES = ("first", "second", "further")
 SPLIT = tuple(f"backward {half} {time}" for half in ("input", "weights") for time in TIMES)
-Options = tuple[str, bool, bool, bool]  # order, split, each, gathered: see capture_stage
 
 SHIPPED = (
     "simdev.workloads.",
     "simdev.parallel.",
 )  # modules whose models are known to run the same program on all ranks of a stage
+
+
+class Options(NamedTuple):
+    """How a stage is captured: see :func:`capture_stage`."""
+
+    order: str
+    split: bool = False
+    each: bool = False
+    gathered: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,7 +117,7 @@ def capture_stage(
     ``split`` if its schedule splits backward passes; ``each`` if gradients are reduced after each microbatch;
     ``gathered`` if FSDP gathers parameters once and keeps them until the last backward pass. Raises
     :class:`Unsupported` without PyTorch, :class:`InvalidInput` for a model that cannot be built on ``mesh``."""
-    return stage_of_few(captured, model, parameters, mesh, part, (order, split, each, gathered))
+    return stage_of_few(captured, model, parameters, mesh, part, Options(order, split, each, gathered))
 
 
 def stage_of_few(
@@ -123,10 +132,16 @@ def stage_of_few(
     if not isinstance(model.function, kept.Packed):
         kept.need_to_capture(PLANNING_MIB)
     key = tuple(sorted((name, value) for name, value in parameters.items() if name != "layers"))
+
+    def of(one: Part) -> StageProgram:
+        if len(_fewer(one)) == 1:
+            return capture(model, key, mesh, one, *options)
+        return stage_of_few(capture, model, parameters, mesh, one, options)
+
     few, more = few_parts(part)
     if not more:
         return capture(model, key, mesh, part, *options)
-    short, long = (capture(model, key, mesh, one, *options) for one in few)
+    short, long = map(of, few)
     try:
         first, further, last, only = (stretch(a, b, more) for a, b in zip(short.backward, long.backward, strict=True))
         return StageProgram(
@@ -216,24 +231,28 @@ def few_parts(part: Part) -> tuple[tuple[Part, ...], int]:
     return (shortened(keep), shortened(keep + 1)), more
 
 
+@lru_cache(maxsize=4096)
+def few_captures(part: Part) -> tuple[Part, ...]:
+    """All parts that are captured for ``part``. Each of :func:`few_parts` may repeat other layers (in a model with two
+    lists of blocks): it is then made from captures of even fewer layers, if these are fewer in all."""
+    few, more = few_parts(part)
+    return tuple(fewer for one in few for fewer in _fewer(one)) if more else (part,)
+
+
+def _fewer(part: Part) -> tuple[Part, ...]:
+    fewer = few_captures(part)
+    return fewer if sum(one.layers for one in fewer) < part.layers else (part,)
+
+
 @lru_cache(maxsize=256)
-def captured(
-    model: ParallelModel,
-    parameters: tuple,
-    mesh: Mesh,
-    part: Part,
-    order: str,
-    split: bool = False,
-    each: bool = False,
-    gathered: bool = False,
-) -> StageProgram:
+def captured(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, *given: Any) -> StageProgram:
     """The program of a stage with all its layers, kept from an earlier capture or captured; ``parameters`` are pairs
-    in order of their names."""
-    options = order, split, each, gathered
+    in order of their names, ``given`` are the fields of :class:`Options`."""
+    options = Options(*given)
     found = kept.find(model, known_by(parameters, options), mesh, part)
     if found is not None:
         forward, *backward, finish = found.pop("segments")
-        halves = tuple(backward[len(KINDS) : len(KINDS) + len(SPLIT)]) if split else ()
+        halves = tuple(backward[len(KINDS) : len(KINDS) + len(SPLIT)]) if options.split else ()
         others = tuple(zip(found.pop("others", ()), backward[len(KINDS) + len(halves) :], strict=True))
         return StageProgram(forward, tuple(backward[: len(KINDS)]), finish, split=halves, others=others, **found)
     try:
@@ -267,18 +286,9 @@ def _name_of(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, op
     return kept.fingerprint(model, known_by(parameters, options), mesh, part)
 
 
-def is_kept(
-    model: ParallelModel,
-    parameters: tuple,
-    mesh: Mesh,
-    part: Part,
-    order: str,
-    split: bool = False,
-    each: bool = False,
-    gathered: bool = False,
-) -> bool:
+def is_kept(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, *given: Any) -> bool:
     """Whether :func:`captured` has the program of a stage on disk, or packed."""
-    options = order, split, each, gathered
+    options = Options(*given)
     if isinstance(model.function, kept.Packed):
         return model.function.has(kept.place(known_by(parameters, options), mesh, part))
     return kept.has(_name_of(model, parameters, mesh, part, options))
@@ -450,6 +460,7 @@ class StageRun:
                 gradient = self._gradient(part, output)
                 base = recorder.live_bytes
                 if self.stage.sync is not None:
+                    self._need_all_parts(last)
                     self.stage.sync(self.stage.module, last)
                 output.backward(gradient)
                 del output, gradient, inputs
@@ -496,6 +507,16 @@ class StageRun:
         self._warm(optimizer, module)
         self._batches = [self.stage.inputs() for _ in range(microbatches)]
         return optimizer
+
+    def _need_all_parts(self, last: bool) -> None:
+        """Raise :class:`InvalidInput` if a backward pass that is not the last one would fail in PyTorch."""
+        idle = [] if last else idle_parts(self.stage.module)
+        if idle:
+            message = (
+                f"{idle[0]} does not run with the inputs that were made up, and FSDP cannot accumulate gradients "
+                "beside it: plan the model without it, or a step of your own that passes its inputs (FILE.py:make_step)"
+            )
+            raise InvalidInput(message, source=type(self.stage.module).__name__.removeprefix("FSDP"))
 
     def _forward(self, part: Part, kind: str, state: str) -> tuple:
         """Run a forward pass: ``(output, inputs)``."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,9 +94,9 @@ class _Follow(TorchFunctionMode):
                     self.heads.setdefault(source, set()).add(after[-2])
 
 
-def find_groups(model, run: Callable[[], Any], blocks: Blocks | None) -> list[Divided]:
-    """The groups of products that the rule finds; ``run`` runs the forward pass on fake tensors. Blocks have to be
-    alike, so that a group of one block is a group of each."""
+def find_groups(model, run: Callable[[], Any], lists: Sequence[Blocks]) -> list[Divided]:
+    """The groups of products that the rule finds; ``run`` runs the forward pass on fake tensors. The blocks of each
+    list have to be alike, so that a group of one block is a group of each."""
     follow = _Follow(model)
 
     def take(name):
@@ -121,11 +121,11 @@ def find_groups(model, run: Callable[[], Any], blocks: Blocks | None) -> list[Di
         others = any(columns & other for other in groups if other != columns)
         if others or columns & (follow.dead | all_rows) or (columns | rows) & follow.several:
             continue
-        names = {name: pattern(name, blocks) for name in (*columns, *rows)}
+        names = {name: pattern(name, lists) for name in (*columns, *rows)}
         plan = dict(sorted({**{names[n]: "colwise" for n in columns}, **{names[n]: "rowwise" for n in rows}}.items()))
         shared = _shared_input(follow, sorted(columns))
         if shared is not None:
-            plan = {pattern(shared[0], blocks): shared[1], **plan}
+            plan = {pattern(shared[0], lists): shared[1], **plan}
         heads = {n for name in columns for n in follow.heads.get(name, {follow.modules[name].out_features})}
         group = Divided(tuple(sorted(columns)), tuple(sorted(rows)), tuple(plan.items()), tuple(sorted(heads)))
         found.setdefault(group.plan, group)
@@ -146,12 +146,13 @@ def _shared_input(follow: _Follow, columns: list[str]) -> tuple[str, str] | None
     return None
 
 
-def pattern(name: str, blocks: Blocks | None) -> str:
+def pattern(name: str, lists: Sequence[Blocks]) -> str:
     """The name with ``*`` for the number of a block."""
-    if blocks is None or not name.startswith(f"{blocks.name}."):
-        return name
-    number, dot, rest = name.removeprefix(f"{blocks.name}.").partition(".")
-    return f"{blocks.name}.*{dot}{rest}"
+    for blocks in lists:
+        if name.startswith(f"{blocks.name}."):
+            _, dot, rest = name.removeprefix(f"{blocks.name}.").partition(".")
+            return f"{blocks.name}.*{dot}{rest}"
+    return name
 
 
 def styles(plan: Mapping[str, Any]) -> dict[str, Any]:

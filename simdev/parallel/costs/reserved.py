@@ -222,7 +222,8 @@ def _allocations(plan: Plan, stage: int, known: dict) -> Allocations:
     key = "allocations", tuple(sorted(parameters.items())), mesh, part, options
     if key not in known:
         how = plan.model, parameters, mesh, options
-        few = recorded_parts(part, parameters)
+        lists = part.kinds and getattr(plan.model.function, "blocks", None) == ""  # several, of which each repeats
+        few = [part] if lists else recorded_parts(part, parameters)
         recorded = [_recorded(*how, one) for one in few]
         try:
             more = (part.layers - few[0].layers) // (every_nth(parameters) or 1)

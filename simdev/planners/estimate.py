@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby, pairwise, product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -546,6 +547,8 @@ def _sent_bytes(plan: Plan, rank: int) -> int:
     """Bytes that a rank sends for a microbatch: activations in 16 bits, divided as the tokens of a rank are."""
     p: Mapping[str, Any] = plan.parameters_of(rank)
     mesh = plan.meshes[rank]
+    if (ends := getattr(plan.model.function, "ends", None)) is not None:  # a plain module, whose width has no name
+        return 2 * int(p["microbatch"]) * prod(ends.shape)
     tokens = int(p["microbatch"]) * int(p["length"]) // mesh["cp"]
     split = "dp_shard" in plan.model.axes and plan.model.splits_tokens
     return 2 * tokens * int(p.get("width", 0)) // (mesh["tp"] if split else 1)

@@ -12,6 +12,8 @@ from simdev.parallel.capture.stage import capture_stage, few_captures, segments_
 from simdev.parallel.capture.stage import captured as captured_whole
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.passes import STEP
+from simdev.parallel.plan import prepare
+from simdev.planners.estimate import _sent_bytes
 
 PLAIN = """
 import torch
@@ -485,3 +487,9 @@ def test_a_block_that_does_not_run_is_named(entry):
     )
     with pytest.raises(InvalidInput, match=r"idle\.0 does not run with the inputs that were made up, and FSDP"):
         captured(entry, "dp_shard=2")
+
+
+def test_an_estimate_knows_what_a_stage_sends(entry):
+    model, parameters = find_model(f"{entry}[microbatch=2]")
+    plan = Plan(model, parameters, load_cluster("dgx-h100"), parse_mesh("pp=2,dp_shard=4"), 4)
+    assert _sent_bytes(plan, 0) == prepare(plan).stages[0].output_bytes == 2 * 32 * 64 * 2

@@ -179,8 +179,9 @@ def refuse_precision(settings: Settings, where: str, *known: str) -> None:
 
 def header(job: Job, choice: Choice, release: str, run: str) -> str:
     """The first lines of a configuration: for which release it was written, which plan it holds, how to run it."""
-    plan = f"Plan: {choice}, for {job.name}, {job.batch} sequences in a step, planned with --framework {job.framework}."
-    lines = [release, *textwrap.wrap(plan, 118, break_long_words=False, break_on_hyphens=False), run]
+    plan = f"{choice}, for {job.name}, {job.batch} sequences in a step, planned with --framework {job.framework}"
+    text = f"For {release}. Plan: {plan}."
+    lines = [*textwrap.wrap(text, 118, break_long_words=False, break_on_hyphens=False), run]
     return "".join(f"# {line}\n" for line in lines)
 
 

@@ -122,7 +122,6 @@ import time
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, @SCHEDULE@  #? pp
-from torch.utils.checkpoint import create_selective_checkpoint_contexts  #? selective
 from transformers import @CLASS@
 from transformers.distributed import DistributedConfig  #? divided
 from transformers.distributed.utils import TransformersDeviceMesh  #? divided
@@ -187,9 +186,8 @@ STAGE = '''class Stage(torch.nn.Module):
 
 
 '''
-BUILD = '''def build():
-    """This rank's schedule and stages, their optimizer, and the samples of a step."""  #? pp
-    """This rank's model, its optimizer, and the samples of a step."""  #? !pp
+BUILD = """def build():  # this rank's schedule and stages, their optimizer, and the samples of a step  #? pp
+def build():  # this rank's model, its optimizer, and the samples of a step  #? !pp
     device = "cuda" if torch.cuda.is_available() else "cpu"
     mesh = dist.init_device_mesh(device, tuple(MESH.values()), mesh_dim_names=tuple(MESH))
     torch.manual_seed(0)  # the same parameters on all ranks  #? !pp
@@ -210,9 +208,8 @@ BUILD = '''def build():
     return schedule, modules, optimizer, data  #? pp
 
 
-'''
-STEP = '''def train_step(model, optimizer, data):
-    """One step; returns the mean loss over the samples of this rank."""
+"""
+STEP = """def train_step(model, optimizer, data):  # returns this rank's mean loss
     total = 0.0
     for number, tokens in enumerate(data.split(MICROBATCH)):
         last = number == MICROBATCHES - 1  # which reduces gradients  #? once
@@ -227,4 +224,4 @@ STEP = '''def train_step(model, optimizer, data):
     return total
 
 
-'''
+"""

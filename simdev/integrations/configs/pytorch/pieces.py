@@ -13,7 +13,7 @@ SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "S
 LOOPED = ("interleaved", "looped-bfs")
 POLICY = """def kept_results():  # of attention and of the first of every two products; the rest is recomputed
     first, mm = {again: itertools.cycle([True, False]) for again in (False, True)}, torch.ops.aten.mm.default
-    return create_selective_checkpoint_contexts(
+    return torch.utils.checkpoint.create_selective_checkpoint_contexts(
         lambda context, op, *_, **__: next(first[context.is_recompute]) if op == mm else "_scaled_dot_" in str(op)
     )
 
@@ -23,16 +23,15 @@ MAIN = """if __name__ == "__main__":
     parts = build()
     for number in range(3):
         began = time.perf_counter()
-        total = train_step(*parts)
-        dist.all_reduce(total)
-        loss = total.item() / @RANKS@
-        if dist.get_rank() == 0:
-            print(f"step {number}: {(time.perf_counter() - began) * 1e3:.1f} ms, loss {loss:.12g}", flush=True)
+        loss = train_step(*parts) / @RANKS@
+        dist.all_reduce(loss)
+        if dist.get_rank() == 0:  # it waits for the loss, and then reads the clock
+            print(f"step {number}: loss {loss:.12g}, {(time.perf_counter() - began) * 1e3:.1f} ms", flush=True)
     dist.barrier()  # a rank that left now would break off what the others still send
     dist.destroy_process_group()
 """
-STAGES_STEP = '''def train_step(schedule, stages, optimizer, data):
-    """One step; returns the mean loss over the samples of this rank, 0 on ranks without the last stage."""
+STAGES_STEP = """\
+def train_step(schedule, stages, optimizer, data):  # returns this rank's mean loss, 0 before the last stage
     losses = [torch.zeros((), device=data.device)]
     last = {"labels": data, "target": data} if stages[-1].last else {}
     schedule.step(*([data] if stages[0].first else []), **last, losses=losses, return_outputs=False)
@@ -41,7 +40,7 @@ STAGES_STEP = '''def train_step(schedule, stages, optimizer, data):
     return sum(loss.detach() for loss in losses)
 
 
-'''
+"""
 
 
 def refuse_schedule(settings: Settings) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Iterable
 from itertools import accumulate
 from pathlib import Path
 
@@ -88,6 +89,7 @@ def write(job: Job, choice: Choice, settings: Settings) -> str:
         "PARTS": ", ".join(parts),
         "APPEND": APPEND,
         "ABSENT": ABSENT,
+        "CUT": CUT,
         "TENSOR": "experimental, parallel" if not flags["inputs"] else "Replicate, experimental, parallel",
         "STYLES": styles,
         "OWN": f" + {replica} * MICROBATCHES * MICROBATCH" if (replica := _replica(settings)) else "",
@@ -179,7 +181,7 @@ def _stages(built: PlainModel, settings: Settings, buffers: list[str]) -> dict[s
     bounds = [0, *accumulate(settings.stage_layers)]
     return {
         "STAGES": list(zip(bounds, bounds[1:], strict=False)),
-        "ENDS": _ends(sorted({*ends.before, *buffers}), sorted(ends.after)),
+        "ENDS": _ends(_paired({*ends.before, *buffers}), _paired(ends.after)),
         "HIDDEN": f"({ends.shape[0] * settings.microbatch}, {', '.join(map(str, ends.shape[1:]))})",
         "COMPUTED": computes,
         "SCHEDULE": f"pipe.{SCHEDULES[settings.schedule]}",
@@ -187,11 +189,15 @@ def _stages(built: PlainModel, settings: Settings, buffers: list[str]) -> dict[s
     }
 
 
-def _ends(before: list[str], after: list[str]) -> str:
-    what = "# what the first stage holds, what the last one holds"
-    if len(line := f"BEFORE, AFTER = {before}, {after}  {what}") <= 120:
+def _paired(names: Iterable[str]) -> list[tuple[str, str]]:
+    """The module and the name in it of each parameter."""
+    return [(part, own) for part, _, own in (name.rpartition(".") for name in sorted(names))]
+
+
+def _ends(before: list[tuple[str, str]], after: list[tuple[str, str]]) -> str:
+    if len(line := f"ONLY_FIRST, ONLY_LAST = {before}, {after}  # parameters of these stages") <= 120:
         return line
-    return f"{what}\nBEFORE = {_wrapped(repr(before))}\nAFTER = {_wrapped(repr(after))}"
+    return f"ONLY_FIRST = {_wrapped(repr(before))}\nONLY_LAST = {_wrapped(repr(after))}"
 
 
 def _wrapped(code: str) -> str:
@@ -227,7 +233,6 @@ from torch.distributed import @PARTS@  #? parts
 from torch.distributed._composable.replicate_with_fsdp import replicate  #? replicate
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper  #? recompute
 from torch.distributed.tensor import @TENSOR@  #? tp
-from torch.utils.checkpoint import create_selective_checkpoint_contexts  #? selective
 
 from @MODULE@ import @FUNCTION@
 
@@ -267,6 +272,7 @@ APPEND = 'groups.setdefault((number, getattr(p, "device_mesh", 0)), {**group, "p
 ABSENT = (
     'absent = partial(torch.utils._pytree.tree_map_only, torch.Tensor, lambda x: x.to("meta"))  # has shapes, no values'
 )
+CUT = 'setattr(model.get_submodule(part), name, model.get_submodule(part)._parameters.pop(name).data.to("meta"))'
 PREPARE = """def prepare(step, mesh):
     @DOC@
     model, before = step.model, list(step.model.parameters())  #? renewed
@@ -276,8 +282,7 @@ PREPARE = """def prepare(step, mesh):
 
 
 """
-BUILD = '''def build():
-    """This rank's model, loss and optimizer, and the inputs of a step."""
+BUILD = """def build():  # this rank's model, loss and optimizer, and the inputs of a step
     device = "cuda" if torch.cuda.is_available() else "cpu"
     mesh = dist.init_device_mesh(device, tuple(MESH.values()), mesh_dim_names=tuple(MESH))
     torch.manual_seed(0)  # the same parameters on all ranks
@@ -290,8 +295,7 @@ BUILD = '''def build():
 
 
 @experimental.implicit_replication()  # of tensors that TENSOR_PARALLEL does not divide  #? tp
-def train_step(model, loss, optimizer, inputs):
-    """One step; returns the mean loss over the samples of this rank."""
+def train_step(model, loss, optimizer, inputs):  # returns this rank's mean loss
     total = 0.0
     for number, microbatch in enumerate(zip(*(x.split(MICROBATCH) for x in inputs), strict=True)):
         last = number == MICROBATCHES - 1  # which reduces gradients  #? once
@@ -306,17 +310,9 @@ def train_step(model, loss, optimizer, inputs):
     return total
 
 
-'''
-STAGE = '''class Absent(torch.overrides.TorchFunctionMode):  # what follows from `meta` is on `meta`  #? mixes
-    def __torch_function__(self, func, types, args=(), kwargs=None):  #? mixes
-        if any(getattr(leaf, "is_meta", False) for leaf in torch.utils._pytree.tree_leaves((args, kwargs))):  #? mixes
-            args, kwargs = absent((args, kwargs))  #? mixes
-        return func(*args, **kwargs or {})  #? mixes
-  #? mixes
-  #? mixes
-class Stage(pipe.PipelineStage):
-    """Blocks of the model, with what runs before them on the first stage, and what runs after them on the last one."""
-
+"""
+STAGE = """class Stage(pipe.PipelineStage):  # blocks, and what runs around them  #? !mixes
+class Stage(pipe.PipelineStage, torch.overrides.TorchFunctionMode):  # blocks, and what runs around them  #? mixes
     class Sent(Exception): ...  # takes the output of a stage out of the model's code
 
     def __init__(self, number, mesh):
@@ -327,11 +323,11 @@ class Stage(pipe.PipelineStage):
         self.step = step = @FUNCTION@()  #? !shard
         model, blocks, (begin, end) = step.model, step.model.get_submodule(@LIST@), STAGES[number]
         del blocks[end:], blocks[:begin]
-        for name in [*([] if self.is_first else BEFORE), *([] if self.is_last else AFTER)]:
-            part, name = model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+        for part, name in [*([] if self.is_first else ONLY_FIRST), *([] if self.is_last else ONLY_LAST)]:
+            @CUT@  #? !buffers
+            part = model.get_submodule(part)  #? buffers
             own = part._buffers if name in part._buffers else part._parameters  #? buffers
-            setattr(part, name, own.pop(name).detach().to("meta"))  #? buffers
-            setattr(part, name, part._parameters.pop(name).detach().to("meta"))  #? !buffers
+            setattr(part, name, own.pop(name).data.to("meta"))  #? buffers
         model.to(mesh.device_type)  #? !shard
         before = list(model.parameters())  #? renewed
 @SPREAD@
@@ -353,8 +349,13 @@ class Stage(pipe.PipelineStage):
     def forward_maybe_with_nosync(self, *received, inputs):
         self.received = received
         return self.until_sent(self.step.loss, self.step.model, *inputs)  #? !mixes
-        with Absent():  #? mixes
+        with self:  # which calls `__torch_function__`  #? mixes
             return self.until_sent(self.step.loss, self.step.model, *inputs)  #? mixes
+  #? mixes
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # what follows from `meta` is on `meta`  #? mixes
+        if any(getattr(leaf, "is_meta", False) for leaf in torch.utils._pytree.tree_leaves((args, kwargs))):  #? mixes
+            args, kwargs = absent((args, kwargs))  #? mixes
+        return func(*args, **kwargs or {})  #? mixes
   #? data
     def backward_maybe_with_nosync(self, *args, last_backward=False):  #? data
         self.step.model.set_is_last_backward(last_backward)  # which reduces gradients  #? data
@@ -363,8 +364,7 @@ class Stage(pipe.PipelineStage):
         return super().backward_maybe_with_nosync(*args)  #? data
 
 
-def build():
-    """This rank's schedule and stages, and the inputs of a step."""
+def build():  # this rank's schedule and stages, and the inputs of a step
     device = "cuda" if torch.cuda.is_available() else "cpu"
     mesh = dist.init_device_mesh(device, tuple(MESH.values()), mesh_dim_names=tuple(MESH))
     stages = [Stage(number, mesh) for number in range(mesh["pp"].get_local_rank(), len(STAGES), MESH["pp"])]
@@ -374,8 +374,7 @@ def build():
 
 
 @experimental.implicit_replication()  # of tensors that TENSOR_PARALLEL does not divide  #? tp
-def train_step(schedule, stages, inputs):
-    """One step; returns the mean loss over the samples of this rank, 0 on ranks without the last stage."""
+def train_step(schedule, stages, inputs):  # returns this rank's mean loss, 0 before the last stage
     losses = [torch.zeros((), device=inputs[0].device)]
     schedule.step(inputs=inputs, target=inputs[0], losses=losses, return_outputs=False)
     for stage in stages:
@@ -384,4 +383,4 @@ def train_step(schedule, stages, inputs):
     return sum(loss.detach() for loss in losses).double()
 
 
-'''
+"""

@@ -13,8 +13,10 @@ every file with ``"version": 1``::
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 
 from simdev.errors import InvalidInput, quoted
 from simdev.files import MIB, read_json
@@ -26,21 +28,37 @@ MAX_PLAN = MIB
 FIELDS = {"model": str, "cluster": str, "batch": int, "framework": str, "choice": dict}
 
 
+FILE = re.compile(r"[/\\]|\.(py|json|toml)")
+
+
 def make_job(model: str, cluster: str, batch: int, framework: str = "eager", **options) -> Job:
     """The job that ``simdev plan MODEL CLUSTER --batch N --framework NAME`` plans; ``options`` are further fields of
     :class:`Job`. Raises :class:`InvalidInput`, :class:`UnknownName` or :class:`Unsupported`."""
-    found, parameters = find_model(model)
-    parameters = find_framework(framework).parameters_of(found.name, parameters, model)
-    where = load_cluster(cluster)
+    with _field("model"):
+        found, parameters = find_model(model)
+    with _field("framework"):
+        parameters = find_framework(framework).parameters_of(found.name, parameters, model)
+    with _field("cluster"):
+        where = load_cluster(cluster)
     return Job(found, parameters, where, batch, framework=framework, ids=(model, cluster), **options)
 
 
-def load_plan(path: str | os.PathLike, model: str = "", cluster: str = "") -> tuple[Job, Choice]:
+@contextlib.contextmanager
+def _field(name: str) -> Iterator[None]:
+    """An error inside is about this field, unless it names another one."""
+    try:
+        yield
+    except InvalidInput as error:
+        error.field = error.field or name
+        raise
+
+
+def load_plan(path: str | os.PathLike, model: str = "", cluster: str = "", framework: str = "") -> tuple[Job, Choice]:
     """The job and the choice of a plan file: ``choice.save(path, job)`` writes it.
 
-    No file that the plan names is opened: if its model or its cluster is a file of the user's (``my_model.py:name``, a
-    configuration, a topology), pass the id as ``model`` or ``cluster``. Raises :class:`InvalidInput` naming the file
-    and the field, and :class:`UnknownName` for a model, machine or framework that does not exist.
+    No file that the plan names is opened: if its model, its cluster or its framework is a file of the user's
+    (``my_model.py:name``, a configuration, a topology), pass the id as ``model``, ``cluster`` or ``framework``. Raises
+    :class:`InvalidInput` naming the file and the field, also for a model, machine or framework that does not exist.
     """
     document = read_json(path, MAX_PLAN)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -51,17 +69,19 @@ def load_plan(path: str | os.PathLike, model: str = "", cluster: str = "") -> tu
         if not isinstance(document.get(name), kind) or isinstance(document[name], bool):
             message = f"expected {kind.__name__}, got {quoted(document.get(name))}"
             raise InvalidInput(message, source=path, field=name)
-    ids = {"model": model or document["model"], "cluster": cluster or document["cluster"]}
-    for field, given in (("model", model), ("cluster", cluster)):
-        if not given and re.search(r"[/\\]|\.(py|json|toml)", ids[field]):
-            message = f"{quoted(ids[field])} is a file; pass its id, because files named in a plan are not opened"
+    given = {"model": model, "cluster": cluster, "framework": framework}
+    ids = {field: name or document[field] for field, name in given.items()}
+    for field, name in ids.items():
+        if not given[field] and FILE.search(name):
+            message = f"{quoted(name)} is a file; pass its id, because files named in a plan are not opened"
             raise InvalidInput(message, source=path, field=field)
     try:
-        job = make_job(ids["model"], ids["cluster"], document["batch"], document["framework"])
-        choice = choice_from(document["choice"])
-        job.plan(choice)
+        job = make_job(**ids, batch=document["batch"])
+        with _field("choice"):
+            choice = choice_from(document["choice"])
+            job.plan(choice)
     except InvalidInput as error:
-        raise InvalidInput(error.message, source=path, field=error.field or str(error.source or "")) from None
+        raise InvalidInput(error.message, source=path, field=error.field) from None
     except OSError as error:  # an id that is too long for the name of a file
         raise InvalidInput(f"an id cannot be looked up: {error.strerror}", source=path) from None
     return job, choice

@@ -26,22 +26,27 @@ def apply(
     parameters are float32. Its products are divided by the tensor-parallel plan of ``job``
     (:func:`simdev.load_plan` returns job and choice): run each step within
     ``torch.distributed.tensor.experimental.implicit_replication()`` then. ``reshard_after_forward``: whether a plain
-    module's gathered parameters are freed after a forward pass; by default as in the job, else they are.
+    module's gathered parameters are freed after a forward pass; by default as in the job, else they are. If the job's
+    framework compiles, each block is compiled by itself.
 
     Returns PyTorch's device mesh. Before the backward pass of each microbatch, call ``model.set_is_last_backward`` and
     ``model.set_requires_gradient_sync`` with ``last or choice.reduce_each``, as the script of ``simdev plan --write
     pytorch`` does.
     Raises :class:`Unsupported`, naming the part, for a plan that divides more (pipeline stages are several modules and
-    a schedule, which the script has), and for parameters that stay gathered.
+    a schedule, which the script has), for parameters that stay gathered, a distributed optimizer, every n-th layer
+    recomputed, and a compiled model that is one of transformers or has no blocks.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
     from simdev.parallel.capture import packages
+    from simdev.parallel.capture.blocks import lists_of_blocks
     from simdev.parallel.hugging_face import recompute_layers
     from simdev.parallel.plain import AXES, PlainModel, recompute_blocks, spread
 
     is_transformers = hasattr(model, "maybe_distribute_model")
-    plan = job.model.function.tp_plan if job is not None and isinstance(job.model.function, PlainModel) else {}
+    plain = job.model.function if job is not None and isinstance(job.model.function, PlainModel) else None
+    plan = plain.tp_plan if plain else {}
+    lists = plain.lists if plain else [blocks.name for blocks in lists_of_blocks(model)]
     known = packages.AXES if is_transformers else (*AXES, "tp") if plan else AXES
     others = [f"{axis}={size}" for axis, size in choice.mesh.sizes.items() if axis not in known and size > 1]
     if others or choice.stage_meshes:
@@ -50,6 +55,17 @@ def apply(
         raise Unsupported(f"apply() divides {kind} along {', '.join(known)}, and this plan has {what}")
     if choice.reshard != "always" and choice.mesh["dp_shard"] > 1:
         raise Unsupported(f"apply() cannot say that parameters stay gathered (reshard={choice.reshard})")
+    if choice.recompute.startswith("every"):
+        raise Unsupported(
+            f"apply() recomputes all blocks or none, and this plan every n-th (recompute={choice.recompute})"
+        )
+    spreads_updates = job is not None and job.software.distributed_optimizer
+    if spreads_updates and choice.mesh["dp_replicate"] > 1:
+        raise Unsupported("apply() has no distributed optimizer, and the job's framework has (dp_replicate)")
+    compiled = job is not None and job.software.fused and not spreads_updates
+    if compiled and (is_transformers or not lists):
+        what = "transformers recomputes layers outside of compiled code" if is_transformers else "this model has none"
+        raise Unsupported(f"apply() compiles each block of a plain module (torch.compile), and {what}")
     sizes = {axis: choice.mesh[axis] for axis in known if choice.mesh[axis] > 1} or {"dp_shard": 1}
     mesh = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     if is_transformers:
@@ -62,8 +78,11 @@ def apply(
 
         apply_plan(model, mesh["tp"], plan)
     if choice.recompute != "none":
-        recompute_blocks(model, choice.recompute)
+        recompute_blocks(model, choice.recompute, lists)
+    for name in lists if compiled else ():
+        for block in model.get_submodule(name).children():
+            block.compile()  # before it is sharded
     if reshard_after_forward is None:
         reshard_after_forward = bool(job is None or job.parameters.get("reshard_after_forward", True))
-    spread(model, mesh, reshard_after_forward)
+    spread(model, mesh, reshard_after_forward, lists, plain.outside if plain else ())
     return mesh

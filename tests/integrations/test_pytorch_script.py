@@ -644,6 +644,29 @@ def test_apply_does_what_the_script_does(write):
         simdev.apply(importlib.import_module("my_model").Model(), Choice(Mesh({"tp": 2})))
     with pytest.raises(Unsupported, match="reshard=never"):
         simdev.apply(importlib.import_module("my_model").Model(), Choice(Mesh({"dp_shard": 2}), reshard="never"))
+    with pytest.raises(Unsupported, match="recompute=every-2"):
+        simdev.apply(importlib.import_module("my_model").Model(), Choice(Mesh({"dp_shard": 2}), recompute="every-2"))
+
+
+def test_apply_compiles_what_the_framework_compiles(write):
+    """Each block of a plain module, with its recomputation; a framework that divides updates is refused."""
+    import simdev
+    from simdev.parallel.capture.stage import fake_process_group
+
+    _, job, choice = write(microbatch=8, recompute="full", framework="compiled", dp_shard=2)
+    with fake_process_group(choice.mesh, 0):
+        model = importlib.import_module("my_model").Model()
+        simdev.apply(model, choice, job, device="cpu")
+        assert all(block._compiled_call_impl and "Checkpoint" in type(block).__name__ for block in model.blocks)
+        assert model._compiled_call_impl is None
+    with pytest.raises(Unsupported, match="torch.compile.*has none"):
+        simdev.apply(
+            importlib.import_module("torch").nn.Linear(2, 2),
+            choice,
+            job.with_changes(model=make_job("small", "dgx-a100", 16).model),
+        )
+    with pytest.raises(Unsupported, match="distributed optimizer"):
+        simdev.apply(model, Choice(Mesh({"dp_replicate": 2})), job.with_changes(framework="nemo"))
 
 
 def test_apply_frees_gathered_parameters_as_the_job_says(write, tmp_path):

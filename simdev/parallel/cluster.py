@@ -44,6 +44,11 @@ class Cluster:
     def __hash__(self) -> int:
         return hash((self.name, self.gpus, self.nodes, self.network_bytes_per_s))
 
+    @property
+    def ranks(self) -> int:
+        """The accelerators of all nodes; of one node if a job takes as many as it needs."""
+        return max(1, self.nodes) * self.gpus
+
     def ring_bytes_per_s(self, members: np.ndarray) -> float:
         """The rate of a ring over ``members`` (numbers inside a node), in bytes/s: that of its slowest channel.
 

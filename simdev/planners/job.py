@@ -116,6 +116,7 @@ class Choice:
             "cluster": job.ids[1],
             "batch": job.batch,
             "framework": job.framework,
+            **({"ranks": job.ranks} if job.ranks != job.cluster.ranks else {}),
             "choice": self.to_json(),
             "figures": dict(figures or {}),
         }
@@ -190,7 +191,7 @@ class Job:
 
     def __post_init__(self):
         if not self.ranks:
-            object.__setattr__(self, "ranks", max(1, self.cluster.nodes) * self.cluster.gpus)
+            object.__setattr__(self, "ranks", self.cluster.ranks)
         if self.batch < 1:
             raise InvalidInput(f"expected a whole number from 1 on, got {self.batch}", source="job", field="batch")
         if self.memory not in MEMORIES:

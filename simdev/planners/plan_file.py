@@ -69,6 +69,9 @@ def load_plan(path: str | os.PathLike, model: str = "", cluster: str = "", frame
         if not isinstance(document.get(name), kind) or isinstance(document[name], bool):
             message = f"expected {kind.__name__}, got {quoted(document.get(name))}"
             raise InvalidInput(message, source=path, field=name)
+    ranks = document.get("ranks", 0)  # 0: all of the cluster, or one node
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 0:
+        raise InvalidInput(f"expected a whole number from 0 on, got {quoted(ranks)}", source=path, field="ranks")
     given = {"model": model, "cluster": cluster, "framework": framework}
     ids = {field: name or document[field] for field, name in given.items()}
     for field, name in ids.items():
@@ -76,7 +79,7 @@ def load_plan(path: str | os.PathLike, model: str = "", cluster: str = "", frame
             message = f"{quoted(name)} is a file; pass its id, because files named in a plan are not opened"
             raise InvalidInput(message, source=path, field=field)
     try:
-        job = make_job(**ids, batch=document["batch"])
+        job = make_job(**ids, batch=document["batch"], ranks=ranks)
         with _field("choice"):
             choice = choice_from(document["choice"])
             job.plan(choice)

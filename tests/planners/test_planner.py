@@ -364,6 +364,9 @@ def test_drawn_plans_are_read_back(tmp_path):
         ({"model": "/etc/config.json"}, "model"),
         ({"cluster": "mine.toml[nodes=2]"}, "cluster"),
         ({"framework": "/etc/mine.toml"}, "framework"),
+        ({"ranks": "16"}, "ranks"),
+        ({"ranks": -1}, "ranks"),
+        ({"ranks": 8}, "mesh"),
         ({"model": "llama3-8b[lenght=4096]"}, "model"),
     ],
 )
@@ -383,6 +386,16 @@ def test_names_that_do_not_exist(tmp_path):
         with pytest.raises(InvalidInput, match=rf"plan\.json: {name}: unknown .* 'nothing'"):
             load_plan(path)
         CHOICES[0].save(path, make_job(MODEL, CLUSTER, 64))
+
+
+@pytest.mark.parametrize("ranks", [4, 16])
+def test_a_plan_for_other_ranks_than_those_of_a_node_is_read_back(tmp_path, ranks):
+    path = tmp_path / "plan.json"
+    job, choice = make_job(MODEL, "dgx-h100", 64, ranks=ranks), Choice(Mesh({"dp_shard": ranks}), 2)
+    choice.save(path, job)
+    assert load_plan(path) == (job, choice)
+    CHOICES[0].save(path, make_job(MODEL, CLUSTER, 64))
+    assert "ranks" not in json.loads(path.read_text())
 
 
 def test_a_model_of_the_users_own_is_passed_by_name(tmp_path):

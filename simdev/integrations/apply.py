@@ -19,7 +19,8 @@ def apply(
     """Recompute, divide, shard and replicate ``model``, a ``torch.nn.Module``, in place, as the plan's simulation did.
 
     Call it on each rank after ``torch.distributed.init_process_group``, and build the optimizer afterwards: sharded
-    parameters are new objects. ``device`` is the kind of the ranks' devices.
+    parameters are new objects. Load or make ``job`` before the process group. ``device`` is the kind of the ranks'
+    devices.
 
     A model of transformers is divided by the plans that its class brings (tp, ep) and sharded by transformers. Of any
     other module, each block is wrapped by itself, then the model, with FSDP2's mixed precision if the model's

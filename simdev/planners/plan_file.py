@@ -18,10 +18,11 @@ import os
 import re
 from collections.abc import Iterator
 
-from simdev.errors import InvalidInput, quoted
+from simdev.errors import InvalidInput, Unsupported, quoted
 from simdev.files import MIB, read_json
 from simdev.parallel import find_model, load_cluster
 from simdev.parallel.framework import find_framework
+from simdev.parallel.plain import PlainModel
 from simdev.planners.job import FORMAT, VERSION, Choice, Job, choice_from
 
 MAX_PLAN = MIB
@@ -58,7 +59,8 @@ def load_plan(path: str | os.PathLike, model: str = "", cluster: str = "", frame
 
     No file that the plan names is opened: if its model, its cluster or its framework is a file of the user's
     (``my_model.py:name``, a configuration, a topology), pass the id as ``model``, ``cluster`` or ``framework``. Raises
-    :class:`InvalidInput` naming the file and the field, also for a model, machine or framework that does not exist.
+    :class:`InvalidInput` naming the file and the field, also for a model, machine or framework that does not exist, and
+    :class:`Unsupported` where a process group hides how a module of the user's is divided (tp): load plans before it.
     """
     document = read_json(path, MAX_PLAN)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -82,9 +84,21 @@ def load_plan(path: str | os.PathLike, model: str = "", cluster: str = "", frame
         job = make_job(**ids, batch=document["batch"], ranks=ranks)
         with _field("choice"):
             choice = choice_from(document["choice"])
+            _refuse_late(job, choice)
             job.plan(choice)
     except InvalidInput as error:
         raise InvalidInput(error.message, source=path, field=error.field) from None
     except OSError as error:  # an id that is too long for the name of a file
         raise InvalidInput(f"an id cannot be looked up: {error.strerror}", source=path) from None
     return job, choice
+
+
+def _refuse_late(job: Job, choice: Choice) -> None:
+    """Raise :class:`Unsupported` if a plain module's tensor parallelism could not be tried out, which takes a process
+    group of its own."""
+    if choice.mesh["tp"] > 1 and isinstance(job.model.function, PlainModel) and "tp" not in job.model.axes:
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            where = "before torch.distributed.init_process_group"
+            raise Unsupported(f"load the plan {where}: how tp divides {job.model.name} is tried out without one")

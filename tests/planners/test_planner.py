@@ -406,6 +406,31 @@ def test_a_model_of_the_users_own_is_passed_by_name(tmp_path):
         CHOICES[0].save(path, make_job(MODEL, CLUSTER, 64).with_changes(ids=("", "")))
 
 
+def test_a_plan_is_loaded_before_the_process_group(tmp_path):
+    """How tp divides a module of the user's is tried out in a process group of its own."""
+    pytest.importorskip("torch")
+    from simdev.parallel.capture.stage import fake_process_group
+
+    (tmp_path / "my_model.py").write_text(TWO_PRODUCTS, encoding="utf-8")
+    name, path = f"{tmp_path}/my_model.py:make_step", tmp_path / "plan.json"
+    Choice(Mesh({"tp": 2}), 2).save(path, make_job(name, "dgx-a100", 8, ranks=2))
+    (tmp_path / "my_model.py").write_text(TWO_PRODUCTS + "\n", encoding="utf-8")  # nothing is known of it yet
+    with fake_process_group(Mesh({"tp": 2})):
+        with pytest.raises(Unsupported, match="before torch.distributed.init_process_group"):
+            load_plan(path, model=name)
+    (tmp_path / "my_model.py").write_text(TWO_PRODUCTS, encoding="utf-8")
+    assert load_plan(path, model=name)[1].mesh["tp"] == 2
+
+
+TWO_PRODUCTS = """
+import torch
+from simdev import TrainingStep
+
+def make_step():
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32)).double()
+    loss = lambda model, x: model(x).square().mean()
+    return TrainingStep(model, (torch.ones(8, 32, dtype=torch.float64),), loss, torch.optim.SGD(model.parameters()))
+"""
 SEARCHED = """
 import sys
 import numpy as np

@@ -200,6 +200,24 @@ def test_losses_are_those_of_one_process(write):
 
 
 @pytest.mark.slow
+def test_recomputed_dropout_is_the_same_dropout(write, tmp_path):
+    """The second loss follows from the gradients of the first step."""
+    import torch
+
+    code = MODEL.replace("torch.relu(self.up(self.norm(x)))", "nn.functional.dropout(self.up(self.norm(x)), 0.5)")
+    (tmp_path / "dropping.py").write_text(code, encoding="utf-8")
+    model, found = f"{tmp_path}/dropping.py:make_step", []
+    for recompute in ("none", "full", "selective"):
+        path = write(8, recompute, model=model, dp_shard=1)[0]
+        with fake_ranks(1, 0):
+            script = script_of(path)
+            parts = script.build()
+            torch.manual_seed(1)
+            found.append([script.train_step(*parts).item() for _ in range(2)])
+    assert found[1] == pytest.approx(found[0], rel=1e-11) and found[2] == pytest.approx(found[0], rel=1e-11)
+
+
+@pytest.mark.slow
 def test_losses_of_transformers_models_are_those_of_one_process(write):
     """Tensor, expert and pipeline parallelism beside sharding, in float32: the scripts with one line changed."""
     pytest.importorskip("transformers")

@@ -138,8 +138,8 @@ STORED, COMPUTED = @STORED@, torch.bfloat16  # data types of the parameters
 
 """
 # Recomputes layers and divides `model` over `mesh`, in place.
-SPREAD = """    options = {"use_reentrant": False, "preserve_rng_state": False}  #? recompute !selective
-    options = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": kept_results}  #? selective
+SPREAD = """    options = {"use_reentrant": False}  #? recompute !selective
+    options = {"use_reentrant": False, "context_fn": kept_results}  #? selective
     model.activation_checkpointing_enable(options)  #? recompute
     moe = dist.init_device_mesh(mesh.device_type, tuple(EXPERTS.values()), mesh_dim_names=tuple(EXPERTS))  #? divided
     sizes = {"dp_replicate_size": MESH["dp_replicate"], "fsdp_size": MESH["fsdp"], "tp_size": MESH["tp"]}  #? divided
@@ -218,7 +218,7 @@ STEP = """def train_step(model, optimizer, data):  # returns this rank's mean lo
         model.set_reshard_after_backward(number == MICROBATCHES - 1)  # gathered once in a step  #? gathered
         loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss / MICROBATCHES
         loss.backward()
-        total += loss.detach()
+        total += loss.detach().double()
     optimizer.step()
     optimizer.zero_grad()
     return total

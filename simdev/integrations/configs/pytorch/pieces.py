@@ -37,7 +37,7 @@ def train_step(schedule, stages, optimizer, data):  # returns this rank's mean l
     schedule.step(*([data] if stages[0].first else []), **last, losses=losses, return_outputs=False)
     optimizer.step()
     optimizer.zero_grad()
-    return sum(loss.detach() for loss in losses)
+    return sum(loss.detach().double() for loss in losses)
 
 
 """

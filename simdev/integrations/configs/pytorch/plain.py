@@ -249,10 +249,10 @@ OPTIONS = @OPTIONS@  #? options
 # What a plan does to `model`, whose parameters before it are `before`, and to the optimizer of `step`.
 SPREAD = """    parallel.parallelize_module(model, mesh["tp"], TENSOR_PARALLEL)  #? tp
     for name, block in list(blocks.named_children()):  #? recompute !lists
-        setattr(blocks, name, checkpoint_wrapper(block, preserve_rng_state=False@CONTEXT@))  #? recompute !lists
+        setattr(blocks, name, checkpoint_wrapper(block@CONTEXT@))  #? recompute !lists
     for blocks in map(model.get_submodule, @LISTS@):  #? recompute lists
         for name, block in list(blocks.named_children()):  #? recompute lists
-            setattr(blocks, name, checkpoint_wrapper(block, preserve_rng_state=False@CONTEXT@))  #? recompute lists
+            setattr(blocks, name, checkpoint_wrapper(block@CONTEXT@))  #? recompute lists
     blocks = [block for name in @LISTS@ for block in model.get_submodule(name).children()]  #? listed lists
     for block in blocks:  #? compiled
         block.compile()  # by itself, and before it is sharded  #? compiled
@@ -304,7 +304,7 @@ def train_step(model, loss, optimizer, inputs):  # returns this rank's mean loss
         model.set_reshard_after_backward(number == MICROBATCHES - 1)  # gathered once in a step  #? gathered
         part = loss(model, *microbatch) / MICROBATCHES
         part.backward()
-        total += part.detach()
+        total += part.detach().double()
     optimizer.step()
     optimizer.zero_grad()
     return total
@@ -380,7 +380,7 @@ def train_step(schedule, stages, inputs):  # returns this rank's mean loss, 0 be
     for stage in stages:
         stage.step.optimizer.step()
         stage.step.optimizer.zero_grad()
-    return sum(loss.detach() for loss in losses).double()
+    return sum(loss.detach().double() for loss in losses)
 
 
 """

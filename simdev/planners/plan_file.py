@@ -27,8 +27,6 @@ from simdev.planners.job import FORMAT, VERSION, Choice, Job, choice_from
 
 MAX_PLAN = MIB
 FIELDS = {"model": str, "cluster": str, "batch": int, "framework": str, "choice": dict}
-
-
 FILE = re.compile(r"[/\\]|\.(py|json|toml)")
 
 

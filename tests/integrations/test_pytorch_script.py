@@ -20,7 +20,6 @@ import pytest
 from simdev.errors import Unsupported
 from simdev.integrations.configs import find_writer
 from simdev.integrations.configs.pytorch.pieces import SCHEDULES
-from simdev.integrations.configs.pytorch.plain import absent_buffers
 from simdev.integrations.configs.settings import Settings, settings_of
 from simdev.parallel import Mesh
 from simdev.parallel.orders import SCHEDULES as ORDERS
@@ -463,26 +462,6 @@ def test_scripts_of_transformers_models_with_every_part_are_short(write):
 
 
 TABLE = "self.register_buffer('table', torch.randn(8, 32))\n        self.head ="
-MIXED = {
-    "x = self.embedding(x) + self.table[: x.size(1)]": ("a buffer stays on the first stage", ["table"]),
-    "x = self.embedding(x) + torch.ones(32, device=self.blocks[0].up.weight.device)": ("no buffer", []),
-    "x = self.embedding(x) + self.table[0]\n        table = self.table": ("blocks need the buffer, too", []),
-    "x = self.embedding(x) + self.table[0]\n        self.head.register_forward_pre_hook("
-    "lambda _, args: args[0] + self.table[0])": ("the head needs the buffer, too", []),
-}
-
-
-@pytest.mark.parametrize("code, buffers", [pytest.param(code, *row[1:], id=row[0]) for code, row in MIXED.items()])
-def test_which_buffers_later_stages_can_do_without(tmp_path, code, buffers):
-    model = MODEL.replace("self.head =", TABLE).replace("x = self.embedding(x)", code)
-    if "table = " in code:
-        model = model.replace("x = block(x)", "x = block(x, table)").replace(
-            "def forward(self, x):", "def forward(self, x, table=None):", 1
-        )
-        model = model.replace("return x + self.down", "return x + table[0] + self.down")
-    (tmp_path / "mixed.py").write_text(model, encoding="utf-8")
-    built = make_job(f"{tmp_path}/mixed.py:make_step", "dgx-a100", 16).model.function
-    assert built.mixes and absent_buffers(built) == buffers
 
 
 @pytest.mark.slow
@@ -494,7 +473,7 @@ def test_stages_of_a_model_that_mixes_other_tensors_in(write, tmp_path, name):
     mixed = MODEL.replace("self.head =", TABLE).replace("x = self.embedding(x)", f"x = self.embedding(x) + {added}")
     (tmp_path / f"{name}.py").write_text(mixed, encoding="utf-8")
     path, job, choice = write(2, model=f"{tmp_path}/{name}.py:make_step", pp=2, dp_shard=2)
-    assert ("TorchFunctionMode" in path.read_text()) == (name == "mixing")
+    assert "TorchFunctionMode" in path.read_text()
     assert "TorchFunctionMode" not in write(2, pp=2, dp_shard=2)[0].read_text()
     assert calls_of(path, choice) == planned_calls(job, choice)
     ends = "self.stem, self.neck = (nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32)) for _ in range(2))"

@@ -15,8 +15,7 @@ from pathlib import Path
 from simdev.errors import Unsupported
 from simdev.integrations.configs.pytorch.pieces import LOOPED, MAIN, POLICY, SCHEDULES, refuse_schedule, render
 from simdev.integrations.configs.settings import Settings, header, torchrun
-from simdev.parallel.capture.fakes import to_fakes
-from simdev.parallel.plain import PlainModel, on_gpu, prepared
+from simdev.parallel.plain import PlainModel
 from simdev.planners import Choice, Job
 
 RELEASE = "PyTorch 2.13"
@@ -61,9 +60,7 @@ def write(job: Job, choice: Choice, settings: Settings) -> str:
     flags["spread"] = flags["blocks"] or flags["tp"]
     flags["listed"] = flags["data"] or flags["compiled"]
     flags["lists"] = len(built.lists) != 1
-    buffers = absent_buffers(built) if flags["pp"] and built.mixes else []
-    flags["buffers"] = bool(buffers)
-    flags["mixes"] = flags["pp"] and built.mixes and not buffers
+    flags["mixes"] = flags["pp"] and built.mixes
     flags["mixed"] = flags["data"] and settings.precision == "mixed"
     flags["once"] = flags["data"] and settings.microbatches > 1 and not settings.reduce_each
     flags["renewed"] = flags["data"] or flags["tp"]  # parameters are other objects then
@@ -100,7 +97,7 @@ def write(job: Job, choice: Choice, settings: Settings) -> str:
         "MICROBATCHES": settings.microbatches,
         "DOC": f'"""{_doc(flags)}"""',
         "RANKS": "(dist.get_world_size() // MESH['pp'])" if flags["pp"] else "dist.get_world_size()",
-        **(_stages(built, settings, buffers) if flags["pp"] else {}),
+        **(_stages(built, settings) if flags["pp"] else {}),
     }
     prepare, build = PREPARE.replace("@SPREAD@\n", SPREAD), BUILD
     if flags["pp"]:
@@ -132,47 +129,8 @@ def _replica(settings: Settings) -> str:
     return f"dist.get_rank(){stage}" + (f" // {mesh['tp']}" if mesh["tp"] > 1 else "")
 
 
-def absent_buffers(built: PlainModel) -> list[str]:
-    """The names of the buffers outside the blocks, if all stages but the first can do without them: if the code before
-    the blocks runs with its inputs, its parameters and these buffers on ``meta``, and neither the blocks nor what
-    follows them need one. Otherwise none."""
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.utils._pytree import tree_leaves, tree_map_only
-
-    from simdev.parallel.capture.pieces import cut_piece
-
-    def absent(values):
-        return tree_map_only(torch.Tensor, lambda x: x.to("meta"), values)
-
-    def enter(_, args, kwargs):
-        if any(leaf.is_meta for leaf in tree_leaves((args[1:], kwargs)) if isinstance(leaf, torch.Tensor)):
-            raise RuntimeError("a block needs what stays on meta")
-        return (x, *args[1:]), kwargs
-
-    run, inputs, _ = prepared(built, 1)
-    ends = built.ends
-    assert ends is not None, "a pipeline is planned where the ends are known"
-    model, inside = run.model, f"{built.lists[0]}."
-    names = sorted(name for name, _ in model.named_buffers(remove_duplicate=False) if not name.startswith(inside))
-    cut_piece(model, False, True, ends)  # what it cuts off stays on meta, and so do the buffers
-    for name in names:
-        path, _, own = name.rpartition(".")
-        setattr(model.get_submodule(path), own, model.get_submodule(path)._buffers.pop(own))
-    model.register_forward_pre_hook(lambda _, args, kwargs: absent((args, kwargs)), with_kwargs=True)
-    next(model.get_submodule(built.lists[0]).children()).register_forward_pre_hook(enter, with_kwargs=True)
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True), on_gpu():
-            to_fakes(run)
-            x = torch.zeros(ends.shape, dtype=ends.dtype)
-            return [] if run(*inputs()).is_meta else names
-    except Exception:  # of PyTorch, for operands on two devices
-        return []
-
-
-def _stages(built: PlainModel, settings: Settings, buffers: list[str]) -> dict[str, object]:
-    """What a pipeline adds to the script; ``buffers`` stay on the first stage. Raises :class:`Unsupported` for a
-    parameter that both ends would hold."""
+def _stages(built: PlainModel, settings: Settings) -> dict[str, object]:
+    """What a pipeline adds to the script. Raises :class:`Unsupported` for a parameter that both ends would hold."""
     ends = built.ends
     assert ends is not None, "a pipeline is planned where the ends are known"
     if both := sorted(ends.before & ends.after):
@@ -181,7 +139,7 @@ def _stages(built: PlainModel, settings: Settings, buffers: list[str]) -> dict[s
     bounds = [0, *accumulate(settings.stage_layers)]
     return {
         "STAGES": list(zip(bounds, bounds[1:], strict=False)),
-        "ENDS": _ends(_paired({*ends.before, *buffers}), _paired(ends.after)),
+        "ENDS": _ends(_paired(ends.before), _paired(ends.after)),
         "HIDDEN": f"({ends.shape[0] * settings.microbatch}, {', '.join(map(str, ends.shape[1:]))})",
         "COMPUTED": computes,
         "SCHEDULE": f"pipe.{SCHEDULES[settings.schedule]}",
@@ -324,10 +282,7 @@ class Stage(pipe.PipelineStage, torch.overrides.TorchFunctionMode):  # blocks, a
         model, blocks, (begin, end) = step.model, step.model.get_submodule(@LIST@), STAGES[number]
         del blocks[end:], blocks[:begin]
         for part, name in [*([] if self.is_first else ONLY_FIRST), *([] if self.is_last else ONLY_LAST)]:
-            @CUT@  #? !buffers
-            part = model.get_submodule(part)  #? buffers
-            own = part._buffers if name in part._buffers else part._parameters  #? buffers
-            setattr(part, name, own.pop(name).data.to("meta"))  #? buffers
+            @CUT@
         model.to(mesh.device_type)  #? !shard
         before = list(model.parameters())  #? renewed
 @SPREAD@

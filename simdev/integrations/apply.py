@@ -37,12 +37,12 @@ def apply(
     a schedule, which the script has), for parameters that stay gathered, a distributed optimizer, every n-th layer
     recomputed, and a compiled model that is one of transformers or has no blocks.
     """
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
     from torch.distributed.device_mesh import init_device_mesh
 
     from simdev.parallel.capture import packages
     from simdev.parallel.capture.blocks import lists_of_blocks
-    from simdev.parallel.plain import AXES, PlainModel, spread
+    from simdev.parallel.hugging_face import recompute_layers
+    from simdev.parallel.plain import AXES, PlainModel, recompute_blocks, spread
 
     is_transformers = hasattr(model, "maybe_distribute_model")
     plain = job.model.function if job is not None and isinstance(job.model.function, PlainModel) else None
@@ -71,26 +71,19 @@ def apply(
     mesh = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     if is_transformers:
         if choice.recompute != "none":
-            model.activation_checkpointing_enable({"use_reentrant": False, **_recomputes(choice)})
+            recompute_layers(model, choice.recompute, preserve_rng_state=True)
         packages.distribute(model.train(), mesh, type(model).__name__)
         return mesh
     if choice.mesh["tp"] > 1:
         from simdev.parallel.capture.tensor_rule import apply_plan
 
         apply_plan(model, mesh["tp"], plan)
-    for holder in map(model.get_submodule, lists):
-        for name, block in list(holder.named_children()) if choice.recompute != "none" else ():
-            setattr(holder, name, checkpoint_wrapper(block, **_recomputes(choice)))
-        for block in holder.children() if compiled else ():
+    if choice.recompute != "none":
+        recompute_blocks(model, choice.recompute, lists, preserve_rng_state=True)
+    for name in lists if compiled else ():
+        for block in model.get_submodule(name).children():
             block.compile()  # before it is sharded
     if reshard_after_forward is None:
         reshard_after_forward = bool(job is None or job.parameters.get("reshard_after_forward", True))
     spread(model, mesh, reshard_after_forward, lists, plain.outside if plain else ())
     return mesh
-
-
-def _recomputes(choice: Choice) -> dict[str, Any]:
-    """Options of PyTorch's checkpoint, which draws dropout's masks again as they were."""
-    from simdev.graphs.selective import selective_contexts
-
-    return {"context_fn": selective_contexts} if choice.recompute == "selective" else {}

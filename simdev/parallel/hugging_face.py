@@ -554,10 +554,11 @@ def _identity(model, name: str, tied_to=None) -> None:
     setattr(holder, attribute, nn.Identity())
 
 
-def recompute_layers(model, recompute: str) -> None:
+def recompute_layers(model, recompute: str, preserve_rng_state: bool = False) -> None:
+    """As :func:`simdev.parallel.plain.recompute_blocks`, by transformers."""
     from simdev.graphs.selective import selective_contexts
 
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": preserve_rng_state}
     if recompute == "selective":
         options["context_fn"] = selective_contexts
     model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)

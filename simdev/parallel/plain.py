@@ -439,15 +439,18 @@ def _listed(module, members) -> tuple:
     return (list(members),) if isinstance(module, nn.ModuleList) else tuple(members)
 
 
-def recompute_blocks(model, recompute: str, lists: Sequence[str] | None = None) -> None:
-    """Recompute each block of each list; ``lists`` are their names (None: those that are found)."""
+def recompute_blocks(
+    model, recompute: str, lists: Sequence[str] | None = None, preserve_rng_state: bool = False
+) -> None:
+    """Recompute each block of each list; ``lists`` are their names (None: those that are found). With
+    ``preserve_rng_state``, dropout's masks are drawn again as they were; a capture draws nothing."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     options: dict[str, Any] = {"context_fn": selective_contexts} if recompute == "selective" else {}
     for path in _names(model) if lists is None else lists:
         holder = model.get_submodule(path)
         for name, block in list(holder.named_children()):
-            setattr(holder, name, checkpoint_wrapper(block, preserve_rng_state=False, **options))
+            setattr(holder, name, checkpoint_wrapper(block, preserve_rng_state=preserve_rng_state, **options))
 
 
 def _names(model) -> list[str]:
@@ -515,7 +518,8 @@ def _facts(model: PlainModel) -> Facts:
     notes = []
     if not lists:
         notes.append("no recomputation: no repeated blocks were found")
-    kinds = _repeated(lists)
+    outside, idle = _outside(model)
+    kinds = (0,) if idle else _repeated(lists)  # fewer of the blocks would not be fewer of those that run
     if len(kinds) > 1:
         try:  # a forward pass that counts its blocks itself cannot do with fewer
             _count(model, kinds)
@@ -525,10 +529,11 @@ def _facts(model: PlainModel) -> Facts:
     plan, heads, why = _tensor_plan(model, run.tp_plan, kinds)
     notes += [f"no tensor parallelism: {why}"] if why else []
     ends, why = (
-        _cut_at(model, kinds) if one else (None, "its blocks are in several lists, in none, or counted by its code")
+        _cut_at(model, kinds)
+        if one
+        else (None, "its blocks are in several lists, in none, counted by its code, or some do not run")
     )
     notes += [f"no pipeline: {why}"] if why else []
-    outside = _outside(model)
     blocks = lists[0].name if one else ""
     return Facts(blocks, kinds, plan, heads, ends, outside, tuple(notes), parameters, run.optimizers)
 
@@ -543,16 +548,17 @@ def _repeated(lists: Sequence[Blocks]) -> tuple[int, ...]:
     return (0,) if len(lists) > 1 and captured >= len(kinds) else kinds
 
 
-def _outside(model: PlainModel) -> tuple[str, ...]:
-    """The blocks whose parameters are read while they do not run; none if the step cannot run."""
+def _outside(model: PlainModel) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The blocks whose parameters are read while they do not run, and those that never run; none if the step cannot
+    run."""
     from simdev.parallel.capture.pieces import used_outside
 
     try:
         with _on_fakes(model, (0,)) as (run, _, loss):
             lists = lists_of_blocks(run.model)
-            return used_outside(run.model, loss, lists) if lists else ()
+            return used_outside(run.model, loss, lists) if lists else ((), ())
     except Exception:  # of the user's code, which the capture will name
-        return ()
+        return (), ()
 
 
 @contextmanager

@@ -447,6 +447,19 @@ class Model""",
 )
 
 
+def test_blocks_that_do_not_run_are_not_repeated(entry, tmp_path):
+    """Nine blocks, of which the forward pass runs four: a capture of three and of four would run three and four."""
+    code = PLAIN.replace("range(6)", "range(9)").replace("in self.blocks:", "in self.blocks[:4]:")
+    (tmp_path / "sliced.py").write_text(code, encoding="utf-8")
+    (tmp_path / "short.py").write_text(PLAIN.replace("range(6)", "range(4)"), encoding="utf-8")
+    sliced = f"{tmp_path}/sliced.py:make_step"
+    program, short = captured(sliced, "dp_shard=1"), captured(f"{tmp_path}/short.py:make_step", "dp_shard=1")
+    assert find_model(sliced)[0].function.parameters == PARAMETERS + 3 * BLOCK
+    assert sum(call.flops for call in program.forward.calls) == sum(call.flops for call in short.forward.calls) > 0
+    with pytest.raises(InvalidInput, match=r"blocks\.4 does not run"):
+        captured(sliced, "dp_shard=2")
+
+
 @pytest.mark.parametrize("mesh", ["dp_shard=2", "tp=2"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_two_lists_of_blocks_are_captured_with_few_of_each(entry, mesh, recompute):

@@ -115,13 +115,18 @@ def read_ends(model, run: Callable[[], Any], blocks: Blocks) -> Ends:
     return Ends(frozenset(ends["before"] | unused), frozenset(ends["after"]), tuple(passed[-1].shape), passed[-1].dtype)
 
 
-def used_outside(model, run: Callable[[], Any], lists: Sequence[Blocks]) -> tuple[str, ...]:
-    """Names of the blocks whose parameters are read while the block does not run; ``run`` runs the forward pass. FSDP
-    gathers the parameters of a block for the block's own forward pass alone."""
+def used_outside(model, run: Callable[[], Any], lists: Sequence[Blocks]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the blocks whose parameters are read while the block does not run, and of those that never run; ``run``
+    runs the forward pass. FSDP gathers the parameters of a block for the block's own forward pass alone."""
     blocks = {f"{one.name}.{number}": block for one in lists for number, block in enumerate(one.modules)}
     owner = {id(p): name for name, block in blocks.items() for p in block.parameters()}
     running: list[str] = []
     found: set[str] = set()
+    idle = set(blocks)
+
+    def enter(name):
+        running.append(name)
+        idle.discard(name)
 
     class Reader(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -134,7 +139,7 @@ def used_outside(model, run: Callable[[], Any], lists: Sequence[Blocks]) -> tupl
 
     hooks = []
     for name, block in blocks.items():
-        hooks.append(block.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
+        hooks.append(block.register_forward_pre_hook(lambda *_, name=name: enter(name)))
         hooks.append(block.register_forward_hook(lambda *_: running.pop() and None))
     try:
         with Reader():
@@ -142,7 +147,7 @@ def used_outside(model, run: Callable[[], Any], lists: Sequence[Blocks]) -> tupl
     finally:
         for hook in hooks:
             hook.remove()
-    return tuple(name for name in blocks if name in found)
+    return tuple(name for name in blocks if name in found), tuple(name for name in blocks if name in idle)
 
 
 def _bound(hook: Callable, number: int) -> Callable:

@@ -10,6 +10,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,8 +24,11 @@ SKIPPED = pytest.StashKey[dict[str, str]]()  # the reason for each test that was
 if "PYTEST_XDIST_WORKER" in os.environ:  # there are as many processes as cores: more threads would only wait
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Programs of JAX run for milliseconds here, and to optimise their machine code takes seconds for each size of a graph.
-# With XLA_FLAGS= in the environment they are compiled as for users.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# With XLA_FLAGS= in the environment they are compiled as for users. XLA ends a process that gives it an unknown flag.
+_QUICK = "--xla_backend_optimization_level=0"
+with contextlib.suppress(PackageNotFoundError):
+    _QUICK += " --xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else ""
+os.environ.setdefault("XLA_FLAGS", _QUICK)
 
 
 def pytest_xdist_auto_num_workers(config) -> int:

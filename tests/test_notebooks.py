@@ -20,7 +20,9 @@ LONG = {
     "10-plan-write-run",
     "11-ten-models",
 }  # what it calls is tested on smaller models
-RUNS = [pytest.param(path, marks=pytest.mark.long if path.stem in LONG else ()) for path in NOTEBOOKS]
+SLOW = {"5-reproduce-the-papers", "7-when-does-model-parallelism-pay"}  # measured: 13 and 7 processor seconds
+MARKS = dict.fromkeys(LONG, pytest.mark.long) | dict.fromkeys(SLOW, pytest.mark.slow)
+RUNS = [pytest.param(path, marks=MARKS.get(path.stem, ())) for path in NOTEBOOKS]
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)

@@ -121,6 +121,7 @@ def test_eager_bound_counts_the_issues():
     assert (bound.ns, bound.method) == (204, "issue")
 
 
+@pytest.mark.slow
 def test_no_feasible_placement_beats_the_bound():
     tight = 0
     for seed in range(150):

@@ -244,7 +244,7 @@ def test_gdp_hears_by_attention_and_knows_the_graph_by_superposition():
             assert (np.abs(block(h, graph + 1) - block(h, graph)).max() > 1e-3) == superposition
 
 
-@pytest.mark.parametrize("part", ["attention", "superposition"])
+@pytest.mark.parametrize("part", [pytest.param("attention", marks=pytest.mark.slow), "superposition"])
 def test_a_policy_of_gdp_without_a_part_is_applied_without_it(tmp_path, part):
     from simdev.baselines.rl._jax import jax
     from simdev.placers.policy_file import save_policy
@@ -263,6 +263,7 @@ def test_a_policy_of_gdp_without_a_part_is_applied_without_it(tmp_path, part):
     assert found[True] != found[False]
 
 
+@pytest.mark.slow
 def test_gdp_computes_large_graphs_in_parts_with_the_same_result_and_gradient(monkeypatch):
     from simdev.baselines.rl import _gdp, _gdp_net
     from simdev.baselines.rl._jax import eqx, jax
@@ -364,7 +365,8 @@ def test_gdp_without_a_rate_learns_nothing_and_edits_learn_for_their_groups_alon
 
 
 SLOW_TO_LEARN = {"doppler", "gdp", "giph", "hsdag", "placeto", "placeto-joint"}  # measured: over four seconds
-SLOW_TO_FIT = {"doppler", "giph", "hsdag"}
+SLOW_TO_FIT = {"doppler", "giph", "hsdag", "placeto"}
+SLOW_TO_TRAIN = {"doppler", "giph", "hsdag"}
 SLOW_TO_RESUME = {"placeto-joint"}
 
 
@@ -402,7 +404,7 @@ def test_finds_what_fits(name):
     assert simulate(problem, placement).feasible
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", marked(TINY, SLOW_TO_TRAIN))
 def test_policy_is_trained_saved_and_used_on_another_graph_and_machine(name, tmp_path):
     spec, _ = find_placer(name)
     problems = [chains(), Problem.build(training_graph(np.random.default_rng(0), 30), load_topology("p100x4"))]

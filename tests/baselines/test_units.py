@@ -237,6 +237,7 @@ def sums(tmp_path, cores, pinned):
     return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=1800).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
 def test_sums_are_the_same_on_one_core_and_on_many(tmp_path):
     assert len({sums(tmp_path, 1, pinned=True), sums(tmp_path, 2, pinned=False), sums(tmp_path, 16, pinned=False)}) == 1

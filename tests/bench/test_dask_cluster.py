@@ -88,6 +88,7 @@ def test_planners_run_on_a_cluster_and_their_misbehaviour_is_a_row(cluster, tmp_
     assert (row.status, row.error) == ("timeout", "longer than 5 s")
 
 
+@pytest.mark.slow
 def test_training_on_a_cluster_writes_the_same_policy_also_when_a_worker_is_killed(cluster, tmp_path):
     pytest.importorskip("jax")
     problem = build_problem("transformer-xl-2", "p100x2")

@@ -259,7 +259,7 @@ def test_exchange_between_few_processors_improves_a_split():
     assert processor_loads(small, found).largest == enumerate_splits(small, False)
 
 
-@pytest.mark.parametrize("count", [6, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [pytest.param(6, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.long)])
 def test_what_no_split_can_pay_is_a_bound(count):
     rng, tight, better, solved = np.random.default_rng(8), 0, 0, 0
     while solved < count:
@@ -303,7 +303,7 @@ def test_unknown_solver():
     [
         ("OperatorGraphs/bert_l-3_inference", 21.9084, "highs"),
         ("OperatorGraphs/bert_l-3_training", 54.2074, "highs"),
-        ("LayerGraphs/bert24_training", 39.7895, "highs"),
+        pytest.param("LayerGraphs/bert24_training", 39.7895, "highs", marks=pytest.mark.slow),
         # Proven between 31.6862 and 31.6893, and 17.7132 and 17.7147, elsewhere.
         pytest.param("LayerGraphs/gnmt_inference", 31.6873, "scip", marks=pytest.mark.long),
         pytest.param("LayerGraphs/bert24_inference", 17.7147, "scip", marks=pytest.mark.long),
@@ -340,7 +340,7 @@ def test_what_an_accelerator_holds_cuts_a_path():
     assert split_latency(problem, np.array([0, 0, 1, 1])) == 46
 
 
-@pytest.mark.parametrize("cpus", [0, 1])
+@pytest.mark.parametrize("cpus", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_path_bound_is_never_above_the_optimum(cpus):
     rng, above, met = np.random.default_rng(cpus), 0, 0
     while met < 150:

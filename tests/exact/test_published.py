@@ -240,6 +240,7 @@ def test_inputs_that_make_no_sense():
         piper(three, 1, np.inf, 1.0, 1)
 
 
+@pytest.mark.slow
 @piper_published
 def test_published_plans_of_resnet50_are_found_by_the_command(tmp_path):
     """Whole: each time per sample that the paper's program prints, and what does not fit."""

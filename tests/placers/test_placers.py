@@ -218,7 +218,7 @@ SPECS = placers()
 # Measured: all problems take over four seconds, mostly to compile for every size of a graph. One of them is tried at
 # once, all at night. Some placers take that long to compile for one.
 LONG_ON_ONE = {"colocrl", "doppler", "gdp", "hdp", "placeto", "placeto-joint"}
-LONG_ON_RANDOM = LONG_ON_ONE | {"cp-sat", "giph", "hsdag", "ip-throughput"}
+LONG_ON_RANDOM = LONG_ON_ONE | {"cp-sat", "gdp-batch", "giph", "hsdag", "ip-throughput"}
 LONG_ON_INCEPTION = LONG_ON_ONE | {"cp-sat", "dp", "giph", "hsdag", "ip-throughput"}
 
 

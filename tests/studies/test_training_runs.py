@@ -162,6 +162,7 @@ def test_nemo_has_the_vendors_attention_after_july_2024(tmp_path, release, facto
     assert run.typed.software.scale.get("attention", 1) == factor
 
 
+@pytest.mark.slow
 def test_the_one_node_times_are_composed(data_dir):
     """What the notes of this set claim: with all else equal, they are linear in the number of microbatches."""
     runs, _ = read_runs(data_dir, "vtrain-single")

@@ -215,7 +215,7 @@ def optimum(problem, most=20_000):
     return int(outcome.step_ns[feasible].min()) if feasible.any() else None
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(180, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [60, pytest.param(180, marks=pytest.mark.long)])
 @pytest.mark.parametrize("rules", VARIANTS, ids=lambda rules: "-".join(vars(rules).values()))
 def test_no_placement_of_a_tiny_problem_beats_a_bound(rules, count):
     """All placements of ``count`` problems of up to 9 units on 2 or 3 devices are simulated under each of 12 rules."""

@@ -741,7 +741,7 @@ def test_help_has_examples_and_exit_codes(monkeypatch, capsys):
     assert {entry.name for entry in cli.app.registered_commands if not entry.hidden} <= shown
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_warm_compiles_every_kernel(monkeypatch, capsys):
     code, _ = run(monkeypatch, capsys, "doctor", "--warm")
     assert code == 0

@@ -14,10 +14,13 @@ torchvision:squeezenet1_1 torchvision:swin_t torchvision:vit_b_16 transformers:G
 transformers:AlbertForMaskedLM transformers:T5ForConditionalGeneration transformers:ViTForImageClassification
 diffusers:UNet2DModel
 """.split()
+MARKED = [
+    pytest.param(target, marks=pytest.mark.long if target == "diffusers:UNet2DModel" else pytest.mark.slow)
+    for target in DOZEN
+]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("target", DOZEN)
+@pytest.mark.parametrize("target", MARKED)
 def test_parameters_and_flops_of_a_packages_model(target):
     pytest.importorskip(target.partition(":")[0])
     import zoo

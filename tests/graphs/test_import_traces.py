@@ -242,10 +242,9 @@ def test_the_published_files():
     assert imported.graph.n_ops == 1373 and set(imported.measured) == {"p0", "p1", "p2", "p3"}
 
 
+@pytest.mark.long
 @published
-@pytest.mark.parametrize(
-    "contention", [pytest.param("fifo", marks=pytest.mark.slow), pytest.param("none", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("contention", ["fifo", "none"])
 def test_the_example_of_the_paper(contention):
     """30.0 is the optimum if the order of the queues is free. With queues in order of arrival it is 31.0."""
     problem = read_problem(DATA / "example-1.xls", contention=contention)

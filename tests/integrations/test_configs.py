@@ -540,8 +540,9 @@ def test_torchtitans_command_takes_the_file(model, sizes, tmp_path, monkeypatch)
         "deepseek-v2lite",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("llama3-70b", "deepseek-v3", "qwen3-moe-30b-a3b", "qwen3-32b", "gpt-oss-120b")
+            for name in ("llama3-70b", "deepseek-v3", "qwen3-moe-30b-a3b", "qwen3-32b")
         ),
+        pytest.param("gpt-oss-120b", marks=pytest.mark.long),
     ],
 )
 def test_torchtitans_model_is_ours(model):

@@ -252,3 +252,10 @@ def test_times_have_the_digits_that_tell_them_apart():
     assert told_apart([0.2212, 0.2214, 0.2701]) == ["0.2212", "0.2214", "0.2701"]
     assert told_apart([0.22, 0.22]) == ["0.22", "0.22"]
     assert told_apart([0.001638]) == ["0.00164"]
+
+
+def test_small_throughputs_have_three_digits():
+    from simdev.cli.commands.plan import _digits, _large
+
+    assert [_digits(value) for value in (1.0652, 99.7, 8123.4)] == ["1.07", "100", "8,123"]
+    assert [_large(value) for value in (2.5e9, 736_000.0)] == ["2.5 billion", "0.736 million"]

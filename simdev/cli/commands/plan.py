@@ -268,7 +268,7 @@ def _print(
             "/".join(_shortened([f"{peak / 2**30:.0f}" for peak in row[name]]))
             for name in ("peak_memory_bytes", "reserved_memory_bytes")
         )
-        line = [row["name"], seconds, f"{row['tokens_per_s_per_gpu']:,.0f}", f"{row['mfu']:.1%}"]
+        line = [row["name"], seconds, _digits(row["tokens_per_s_per_gpu"]), f"{row['mfu']:.1%}"]
         line += [
             peak,
             reserved + ("" if row["fits"] else " (!)"),
@@ -303,10 +303,20 @@ def _print_sizes(job, sizes: list[dict]) -> None:
     """What the best plan trains in a day, on this cluster and on half and twice as many GPUs."""
     print("With the same sequences in a step:")
     for row in sizes:
-        text = f"  {row['ranks']:,} GPUs: {row['tokens_per_day'] / 1e9:,.1f} billion {_unit(job)} a day"
+        text = f"  {row['ranks']:,} GPUs: {_large(row['tokens_per_day'])} {_unit(job)} a day"
         text += f", {row['days']:,.1f} days" if "days" in row else ""
         text += f", {row['dollars']:,.0f} dollars" if "dollars" in row else ""
         print(text + ("" if row["fits"] else " (does not fit)") + f" ({row['name']})")
+
+
+def _digits(value: float) -> str:
+    """A throughput as a whole number, or with three digits if it has fewer."""
+    return f"{value:,.0f}" if value >= 99.5 else f"{value:#.3g}"
+
+
+def _large(count: float) -> str:
+    """A count in billions, or in millions where these are fewer than one."""
+    return f"{count / 1e9:,.1f} billion" if count >= 1e9 else f"{_digits(count / 1e6)} million"
 
 
 def told_apart(seconds: list[float]) -> list[str]:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from simdev.errors import InvalidInput, UnknownName, Unsupported
@@ -27,6 +28,8 @@ from simdev.parallel.hugging_face import (
 from simdev.parallel.plain import find_plain
 from simdev.shelf import parse_id, refuse_version
 from simdev.user_file import is_file_entry
+
+STEPS = Path(__file__).parents[1] / "studies" / "published_steps.py"
 
 
 def parallel_models() -> dict[str, ParallelModel]:
@@ -53,15 +56,17 @@ def find_model(entry: str, packed: bool = False) -> tuple[ParallelModel, dict[st
         raise Unsupported(f"{name}: {message} (my_model.py:name)")
     if name in packed_names():
         header = Packed(name).header
-        needed = ("torch", "transformers") if "config" in header else ("torch",)
-        if any(importlib.util.find_spec(package) is None for package in needed):
-            if "config" in header:
+        library = "transformers" if "config" in header else "diffusers" if "step" in header else "torch"
+        if any(importlib.util.find_spec(package) is None for package in ("torch", library)):
+            if library != "torch":
                 return find_packed(name, changes)
             if packed:
                 with suppress(InvalidInput):  # the model's own refusals are more precise
                     return find_packed(name, changes)
         elif "config" in header:
             return hugging_face_model(json.loads(header["config"]), changes, name, header["class"])
+        elif "step" in header:
+            return published_step(header["step"], changes, name)
     library = find_hugging_face(name, changes)
     if library is not None:
         return library
@@ -73,6 +78,13 @@ def find_model(entry: str, packed: bool = False) -> tuple[ParallelModel, dict[st
         raise UnknownName(SHELF.what, name, model_names(models if path else None), source=path)
     refuse_version(SHELF.what, base, version, None)
     return models[base], models[base].parameters(size, changes)
+
+
+def published_step(function: str, changes: Mapping[str, object], name: str) -> tuple[ParallelModel, dict[str, Any]]:
+    """The model ``name`` of a function of ``published_steps.py``, and its parameters. Raises :class:`Unsupported`
+    without PyTorch."""
+    model, given = find_plain(f"{STEPS}:{function}", changes)
+    return replace(model, name=name), given
 
 
 def split_size(name: str, models: Collection[str]) -> tuple[str, str]:
@@ -91,6 +103,8 @@ def find_packed(name: str, changes: Mapping[str, object]) -> tuple[ParallelModel
         facts = tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in header["facts"])
         built = TransformersModel(name, header["class"], header["config"], facts)
         base = replace(parallel_model_of(built, header["transformers"]), flops=packed.flops)
+    elif "step" in header:
+        base = _packed_step(packed)
     else:
         base = parallel_models()[header["model"]]
     model = replace(
@@ -104,3 +118,21 @@ def find_packed(name: str, changes: Mapping[str, object]) -> tuple[ParallelModel
     if any(given[key] != value for key, value in header["parameters"].items()):
         raise InvalidInput(lacks(name))
     return model, given
+
+
+def _packed_step(packed: Packed) -> ParallelModel:
+    """A published training step, as :func:`~simdev.parallel.plain.find_plain` reads it from the module."""
+    header = packed.header
+    kinds, precision = tuple(header["kinds"]), header["precision"]
+    return ParallelModel(
+        packed.name,
+        packed,
+        {},
+        {**header["parameters"], "microbatch": 1, "recompute": "none"},
+        (),
+        packed.flops,
+        source=packed.name,
+        kinds=(lambda _: kinds) if len(set(kinds)) > 1 else None,
+        splits_tokens=False,
+        precision=lambda mesh: precision["replicas" if mesh.replicas > 1 else "alone"],
+    )

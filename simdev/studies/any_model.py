@@ -41,7 +41,8 @@ from simdev.parallel.capture.packages import plan_of_blocks
 from simdev.parallel.capture.stage import StageProgram, capture_stage, fake_process_group, few_parts
 from simdev.parallel.hugging_face import TransformersModel, hugging_face_model, on_gpu_unpacked
 from simdev.parallel.mesh import Mesh, parse_mesh
-from simdev.parallel.plain import find_plain, on_gpu, prepared
+from simdev.parallel.models import STEPS, published_step
+from simdev.parallel.plain import on_gpu, prepared
 from simdev.user_file import sentence
 
 PAGE = """\
@@ -80,7 +81,6 @@ LACKING: dict[str, dict[str, Any]] = {  # sizes without which the defaults of a 
 LIMIT_S = 90  # processor time for one kind
 LONGER_S = 400  # for a model of published size
 PUBLISHED = Path(__file__).with_name("published_models.json")
-STEPS = Path(__file__).with_name("published_steps.py")
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution", "convolution_backward")
 GROUPS = {  # collectives of c10d, by the begin of the op's name
     "all_reduce": ("c10d.allreduce", "_c10d_functional.all_reduce"),
@@ -141,11 +141,6 @@ def collectives(program: StageProgram) -> Counter:
     """Collectives of a step with one microbatch, by kind and communicator."""
     calls = (*program.forward.calls, *program.backward[StageProgram.ONLY].calls, *program.finish.calls)
     return Counter((call.kind, call.stream) for call in calls if call.is_collective)
-
-
-def plain_model(entry: dict):
-    """The parallel model of a step in ``published_steps.py``, and its parameters."""
-    return find_plain(f"{STEPS}:{entry['step']}", {})
 
 
 def published() -> dict[str, dict]:
@@ -312,7 +307,7 @@ def _published_model(name: str, entry: dict, tied: bool):
     """The parallel model of an entry and its parameters; without ``tied``, tied embeddings are untied: transformers
     alone cannot distribute tied ones."""
     if "step" in entry:
-        return plain_model(entry)
+        return published_step(entry["step"], {}, name)
     given = {**entry["config"], **({"architectures": [entry["class"]]} if "class" in entry else {})}
     if not tied:
         given["tie_word_embeddings"] = False

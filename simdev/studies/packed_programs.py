@@ -40,8 +40,9 @@ from simdev.parallel.capture.stage import (
 from simdev.parallel.costs import reserved
 from simdev.parallel.hugging_face import TransformersModel, hugging_face_model
 from simdev.parallel.mesh import Mesh
-from simdev.parallel.models import find_model, parallel_models, split_size
+from simdev.parallel.models import find_model, parallel_models, published_step, split_size
 from simdev.parallel.passes import STEP
+from simdev.parallel.plain import PlainModel
 from simdev.parallel.program import NotRepeating
 from simdev.studies.any_model import published
 
@@ -84,6 +85,7 @@ MODELS = {
     "deepseek-v3": Packing(  # 671 billion parameters: with fewer GPUs, or whole experts, it fits nowhere
         tensor=(1,), experts=8, shards=(16, 32, 64, 128, 256), recompute=("full",), microbatch=(1,)
     ),
+    "flux": Packing("Flux.1-dev", tensor=(1,), recompute=("full",), microbatch=(1,)),
     "vit-l": Packing(tensor=(1,), shards=(8, 16, 32, 64), recompute=("none",), microbatch=(8, 32)),
 }
 
@@ -171,6 +173,14 @@ def packed_member(name: str, packing: Packing) -> bytes:
             "transformers": version("transformers"),
             "flops": model.flops(parameters),
         }
+    elif isinstance(function, PlainModel):
+        header |= {
+            "step": published()[packing.published]["step"],
+            "kinds": function.kinds(parameters),
+            "precision": {"alone": model.precision(Mesh({})), "replicas": model.precision(Mesh({"dp_shard": SMALL}))},
+            "elements": function.parameters,
+            "flops": model.flops(parameters),
+        }
     else:
         header["model"], header["size"] = split_size(name, parallel_models())
     return kept.packed_model(name, header, programs)
@@ -180,7 +190,10 @@ def _model(name: str, packing: Packing) -> tuple[ParallelModel, dict[str, Any]]:
     if not packing.published:
         return find_model(name)
     sizes = published()
-    config = sizes[packing.published]["config"] if packing.published in sizes else {"model_type": packing.published}
+    entry = sizes.get(packing.published, {"config": {"model_type": packing.published}})
+    if "step" in entry:
+        return published_step(entry["step"], {}, name)
+    config = entry["config"]
     return hugging_face_model(config.get("text_config", config), {}, name)  # the part that reads tokens
 
 

@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import re
 import subprocess
@@ -213,6 +214,20 @@ def test_padded_programs_are_packed_by_their_number_of_shards():
     assert Plan(
         whole, parameters | {"recompute": "full"}, cluster, Mesh({"dp_shard": 32, "ep": 8}), 4, reduce_each=True
     )
+
+
+def test_a_published_step_is_planned_from_its_packed_programs(monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "diffusers" else found(name))
+    model, parameters = find_model("flux", packed=True)
+    assert parameters["layers"] == 57 == len(model.kinds(parameters)) and not model.pipeline
+    assert model.precision(Mesh({"dp_shard": 8})) == "mixed" and model.precision(Mesh({})) == "float32"
+    plan = Plan(
+        model, parameters | {"recompute": "full"}, load_cluster("dgx-h100"), Mesh({"dp_shard": 8}), 4, reduce_each=True
+    )
+    assert 8 * capture_stages(plan, {})[0].parameters >= 11_901_408_320
+    with pytest.raises(InvalidInput, match="do not cover this plan"):
+        replace(plan, parameters=parameters | {"recompute": "none"})
 
 
 def test_a_damaged_archive_is_refused(tmp_path, monkeypatch):

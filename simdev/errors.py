@@ -35,6 +35,11 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - most // 3 - 3]}...{text[-(most // 3) :]}"
 
 
+def counted(count: int, what: str) -> str:
+    """How many of something there are: ``1 row``, ``1,024 rows``; ``what`` is its singular."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def quoted(value: object, most: int = 100) -> str:
     """``repr(value)``, shortened; also of whole numbers that Python refuses to print."""
     try:

@@ -17,7 +17,7 @@ from simdev.bench.release import PACKAGE, SHEET, data_sheet
 from simdev.bench.rows import RESULTS, Row
 from simdev.bench.score import LEADERBOARD, RANKING, leaderboard, ranking
 from simdev.bench.stored import is_registered, kept_machine, registered_placer
-from simdev.errors import InvalidInput, shortened
+from simdev.errors import InvalidInput, counted, shortened
 from simdev.files import TEMPORARY, files_below, parse_json, read_text, read_toml
 from simdev.parallel.models import parallel_models, split_size
 from simdev.placers import registry
@@ -140,12 +140,10 @@ def _note_columns(results: list[Row], plans: list[PlanRow], seen: set[str], note
         note(f"whether the names say what they stand for: {names}{more}: of the author's own, not of simdev")
     outside = sum(not row.within_choices for row in plans)
     if outside:
-        note(f"{outside} plans are none of their choices: a planner may look further, --rerun shows whether it did")
+        note(f"plans outside of their choices: {outside}; a planner may look further, --rerun shows whether it did")
     failed = sum(row.bound_method in BOUND_FAILURES for row in results)
     if failed:
-        note(
-            f"the missing lower bounds of {failed} rows, whose bound_method says that none was found in time or memory"
-        )
+        note(f"the missing lower bounds of {counted(failed, 'row')}: none was found in time or memory")
     for name in sorted(seen & {"curves.csv", "plan_curves.csv"}):
         note(f"the points of {name}: they fit their rows, but nothing can show that a search took this way")
 
@@ -232,7 +230,7 @@ def _journal(folder: Path, found: list[Row | PlanRow], note: Note) -> Iterator[D
             again += row.key in journalled
             journalled[row.key] = row, curve
     if again:
-        note(f"journal.jsonl: {again} entries of runs that were executed again; the last of each run counts")
+        note(f"journal.jsonl: {counted(again, 'run')} executed again; the last of each run counts")
     there = {row.key: row for row in found}
     for key in sorted(journalled.keys() ^ there.keys(), key=str):
         title = shortened(" ".join(map(str, key)), 200)

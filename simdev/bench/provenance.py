@@ -16,6 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypedDict
 
+from simdev.errors import counted
+
 
 class Circumstances(TypedDict):
     """The columns that say where, when and with what."""
@@ -149,7 +151,7 @@ def dirty() -> str:
 def origins(commits: Sequence[str]) -> str:
     """One sentence on the ``commit`` cells of a board's rows: how many states of the code, how many uncommitted."""
     states, unclean = len(set(commits)), sum(commit.endswith("-dirty") for commit in commits)
-    text = f"{len(commits)} rows from {states} {'state' if states == 1 else 'states'} of the code"
+    text = f"{counted(len(commits), 'row')} from {counted(states, 'state')} of the code"
     return f"{text}; {unclean} of them made with uncommitted changes" if unclean else text
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 
 from simdev.bench.rows import Row, entry_id
 from simdev.bench.score import ranking, scores
+from simdev.errors import counted
 
 Table = tuple[str, list[str], list[list[str]]]
 
@@ -98,7 +99,7 @@ def headline(rows: list[Row], out: Path) -> str:
     kinds = {row.objective == "plan" for row in rows}
     files = ["results.csv, leaderboard.csv, ranking.csv and placements"] * (False in kinds)
     files += ["plans.csv, and plans.md, which shows each plan,"] * (True in kinds)
-    return f"\n{len(rows)} runs ({text}); {' and '.join(files)} are in {out}"
+    return f"\n{counted(len(rows), 'run')} ({text}); {' and '.join(files)} are in {out}"
 
 
 def _milliseconds(ns: int) -> str:

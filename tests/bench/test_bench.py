@@ -542,7 +542,7 @@ def test_workers_load_the_same_package_as_the_bench(graphs, tmp_path):
     code = "import sys; sys.path[0] = sys.argv.pop(1); from simdev.cli.main import main; main()"
     command = [sys.executable, "-c", code, str(Path(__file__).parents[2]), "bench", "-w", graphs[0], "-t", "p100x2"]
     done = subprocess.run([*command, "-p", "single-gpu"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and "1 runs (1 ok)" in done.stdout, done.stderr
+    assert done.returncode == 0 and "1 run (1 ok)" in done.stdout, done.stderr
 
 
 def test_a_corrupt_journal_is_named(graphs, tmp_path):

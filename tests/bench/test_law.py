@@ -202,7 +202,7 @@ def test_a_hidden_lower_bound_is_named(folder, tmp_path):
     out = rewritten(folder, tmp_path, lambda table: table[0].update({"lower_bound_s": "", "bound_method": "timeout"}))
     notes = []
     assert verify.verify(out, engine="fast", on_note=notes.append) == []
-    assert any(note.startswith("the missing lower bounds of 1 rows") for note in notes)
+    assert any(note.startswith("the missing lower bounds of 1 row:") for note in notes)
 
 
 def checked(folder, **how):
@@ -473,7 +473,7 @@ def test_an_entry_of_a_run_that_another_entry_replaced_is_named(folder, tmp_path
     lie = {**entry, "row": {**entry["row"], "step_ns": 1}}
     (out / "journal.jsonl").write_text("".join(map(journal_line, [lie, *entries])))
     assert verify.verify(out, engine="fast", on_note=notes.append) == []
-    assert "journal.jsonl: 1 entries of runs that were executed again; the last of each run counts" in notes
+    assert "journal.jsonl: 1 run executed again; the last of each run counts" in notes
 
 
 CURVES = {
@@ -559,7 +559,7 @@ def test_a_plan_outside_of_its_choices_is_named(plans, tmp_path):
     write_plan_rows(tmp_path, [replace(row, choices=other)])
     notes = []
     verify.verify(tmp_path, engine="fast", on_note=notes.append)
-    assert any(note.startswith("1 plans are none of their choices") for note in notes)
+    assert any(note.startswith("plans outside of their choices: 1;") for note in notes)
 
 
 @pytest.mark.parametrize("column", journal.PLAN_CURVES)

@@ -237,7 +237,7 @@ def test_bench_verify_compare(simdev, graph, tmp_path):
     before, after = tmp_path / "before", tmp_path / "after"
     options = ("bench", "-w", graph, "-t", "p100x2", "-p", "single-gpu")
     code, out, errors = simdev(*options, "-o", before)
-    assert code == 0 and "[1/1]" in errors and "single-gpu" in out and "1 runs (1 ok)" in out
+    assert code == 0 and "[1/1]" in errors and "single-gpu" in out and "1 run (1 ok)" in out
     assert simdev("verify", before)[:2] == (0, f"{before}: every row holds (reference engine)\n")
     simdev(*options, "-p", "single-cpu", "-o", after)
     assert simdev("compare", before, before)[1] == "no difference\n"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simdev.errors import InvalidInput
+from simdev.errors import InvalidInput, counted
 
 if TYPE_CHECKING:
     pass
@@ -46,7 +46,7 @@ def compare(
         print_json(lines)
     elif lines:
         print_table(list(lines[0]), [list(line.values()) for line in lines])
-        print(f"{len(lines)} differences, {sum(line['verdict'] == 'worse' for line in lines)} worse")
+        print(f"{counted(len(lines), 'difference')}, {sum(line['verdict'] == 'worse' for line in lines)} worse")
     else:
         print("no difference")
 

@@ -10,6 +10,7 @@ import typer
 from simdev.cli.app import BENCHMARK, command
 from simdev.cli.options import JsonOption
 from simdev.cli.tables import print_json
+from simdev.errors import counted
 
 
 @command("gaps", topic=BENCHMARK)
@@ -49,4 +50,4 @@ def summary(lines: list[dict[str, str]]) -> str:
         return "no case has a result and a bound"
     near, nearer = (sum(share <= most for share in shares) for most in (20, 10))
     middle = f"median gap {median(shares):.1f} %"
-    return f"{len(shares)} cases: {nearer} within 10 %, {near} within 20 % of the bound; {middle}"
+    return f"{counted(len(shares), 'case')}: {nearer} within 10 %, {near} within 20 % of the bound; {middle}"

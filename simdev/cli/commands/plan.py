@@ -26,7 +26,7 @@ from simdev.cli.options import (
 )
 from simdev.cli.pace import left as in_words
 from simdev.cli.tables import print_json, print_table
-from simdev.errors import BudgetExhausted, InvalidInput, UnknownName, Unsupported
+from simdev.errors import BudgetExhausted, InvalidInput, UnknownName, Unsupported, counted
 
 if TYPE_CHECKING:
     from simdev.planners import Choice, Job, PlanBudget, PlannerSpec
@@ -258,8 +258,9 @@ def _writer(write: str | None):
 def _print(
     job: Job, rows: list[dict], budget: PlanBudget, helps: list[str], sizes: list[dict], price: float | None
 ) -> None:
-    estimated = f"{len(budget.estimated):,} plans estimated, " if budget.estimated else ""
-    print(f"{job.name}: {job.ranks} GPUs, {job.batch:,} sequences in a step; {estimated}{budget.used} simulated")
+    estimated = f"{counted(len(budget.estimated), 'plan')} estimated, " if budget.estimated else ""
+    size = f"{counted(job.ranks, 'GPU')}, {counted(job.batch, 'sequence')} in a step"
+    print(f"{job.name}: {size}; {estimated}{budget.used} simulated")
     header = ["plan", "step s", f"{_unit(job)}/s/GPU", "MFU", "allocated GiB", "reserved GiB", "idle", "exposed"]
     header += [f"$/M {_unit(job)}"] if price is not None else []
     lines, times = [], told_apart([row["step_time_s"] for row in rows])
@@ -303,7 +304,7 @@ def _print_sizes(job, sizes: list[dict]) -> None:
     """What the best plan trains in a day, on this cluster and on half and twice as many GPUs."""
     print("With the same sequences in a step:")
     for row in sizes:
-        text = f"  {row['ranks']:,} GPUs: {_large(row['tokens_per_day'])} {_unit(job)} a day"
+        text = f"  {counted(row['ranks'], 'GPU')}: {_large(row['tokens_per_day'])} {_unit(job)} a day"
         text += f", {row['days']:,.1f} days" if "days" in row else ""
         text += f", {row['dollars']:,.0f} dollars" if "dollars" in row else ""
         print(text + ("" if row["fits"] else " (does not fit)") + f" ({row['name']})")

@@ -11,6 +11,7 @@ import typer
 from simdev.cli.app import BENCHMARK, command
 from simdev.cli.options import JsonOption, OutOption
 from simdev.cli.tables import print_answer
+from simdev.errors import counted
 
 
 @command("submit", topic=BENCHMARK)
@@ -31,7 +32,7 @@ def submit(
 
     count = pack(folder, out, name=name, release=release)
     facts = {"written": [str(out)], "rows": count}
-    lines = [f"{out}: {count} rows; simdev verify {out} recomputes them"]
+    lines = [f"{out}: {counted(count, 'row')}; simdev verify {out} recomputes them"]
     if release:
         facts["sha256"] = hashlib.sha256(out.read_bytes()).hexdigest()
         lines.append(f"SHA-256 {facts['sha256']}")

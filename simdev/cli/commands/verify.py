@@ -12,6 +12,7 @@ import typer
 from simdev.cli.app import BENCHMARK, command
 from simdev.cli.options import Engine, JsonOption
 from simdev.cli.tables import print_json
+from simdev.errors import counted
 
 
 @command("verify", topic=BENCHMARK)
@@ -74,7 +75,7 @@ def verify(
         raise typer.Exit(130) from None
     print(origins(commits), file=sys.stderr)
     for reason, count in skipped.most_common():
-        print(f"not executed again: {count} rows: {reason}", file=sys.stderr)
+        print(f"not executed again: {counted(count, 'row')}: {reason}", file=sys.stderr)
     for note in notes:
         print(f"not checked: {note}", file=sys.stderr)
     if as_json:
@@ -83,6 +84,6 @@ def verify(
     for difference in differences:
         print(difference)
     if differences:
-        print(f"{folder}: {len(differences)} differences", file=sys.stderr)
+        print(f"{folder}: {counted(len(differences), 'difference')}", file=sys.stderr)
         raise typer.Exit(1)
     print(f"{folder}: every row holds ({engine} engine)")

@@ -461,7 +461,7 @@ def test_blocks_that_do_not_run_are_not_repeated(entry, tmp_path):
 
 
 @pytest.mark.parametrize("mesh", ["dp_shard=2", "tp=2"])
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("recompute", [pytest.param("none", marks=pytest.mark.long), "full"])
 def test_two_lists_of_blocks_are_captured_with_few_of_each(entry, mesh, recompute):
     path, _, _ = entry.rpartition(":")
     Path(path).write_text(TWO_LISTS.replace("class Block", "COUNTS = 17, 15\n\nclass Block", 1), encoding="utf-8")

@@ -56,9 +56,9 @@ def find_model(entry: str, packed: bool = False) -> tuple[ParallelModel, dict[st
         raise Unsupported(f"{name}: {message} (my_model.py:name)")
     if name in packed_names():
         header = Packed(name).header
-        library = "transformers" if "config" in header else "diffusers" if "step" in header else "torch"
-        if any(importlib.util.find_spec(package) is None for package in ("torch", library)):
-            if library != "torch":
+        builder = "transformers" if "config" in header else "diffusers" if "step" in header else "torch"
+        if any(importlib.util.find_spec(package) is None for package in ("torch", builder)):
+            if builder != "torch":
                 return find_packed(name, changes)
             if packed:
                 with suppress(InvalidInput):  # the model's own refusals are more precise

@@ -143,7 +143,8 @@ def _note_columns(results: list[Row], plans: list[PlanRow], seen: set[str], note
         note(f"plans outside of their choices: {outside}; a planner may look further, --rerun shows whether it did")
     failed = sum(row.bound_method in BOUND_FAILURES for row in results)
     if failed:
-        note(f"the missing lower bounds of {counted(failed, 'row')}: none was found in time or memory")
+        rows = counted(failed, "row")
+        note(f"the missing lower bounds of {rows}: by the column bound_method, none was found in time or memory")
     for name in sorted(seen & {"curves.csv", "plan_curves.csv"}):
         note(f"the points of {name}: they fit their rows, but nothing can show that a search took this way")
 

@@ -12,6 +12,7 @@ import json
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from simdev.parallel.hugging_face import (
     hugging_face_model,
     parallel_model_of,
 )
+from simdev.parallel.mesh import Mesh
 from simdev.parallel.plain import find_plain
 from simdev.shelf import parse_id, refuse_version
 from simdev.user_file import is_file_entry
@@ -123,7 +125,7 @@ def find_packed(name: str, changes: Mapping[str, object]) -> tuple[ParallelModel
 def _packed_step(packed: Packed) -> ParallelModel:
     """A published training step, as :func:`~simdev.parallel.plain.find_plain` reads it from the module."""
     header = packed.header
-    kinds, precision = tuple(header["kinds"]), header["precision"]
+    kinds = tuple(header["kinds"])
     return ParallelModel(
         packed.name,
         packed,
@@ -132,7 +134,15 @@ def _packed_step(packed: Packed) -> ParallelModel:
         (),
         packed.flops,
         source=packed.name,
-        kinds=(lambda _: kinds) if len(set(kinds)) > 1 else None,
+        kinds=partial(_same, kinds) if len(set(kinds)) > 1 else None,
         splits_tokens=False,
-        precision=lambda mesh: precision["replicas" if mesh.replicas > 1 else "alone"],
+        precision=partial(_precision, header["precision"]),
     )
+
+
+def _same(kinds: tuple[int, ...], parameters: Mapping[str, Any]) -> tuple[int, ...]:
+    return kinds
+
+
+def _precision(found: Mapping[str, str], mesh: Mesh) -> str:
+    return found["replicas" if mesh.replicas > 1 else "alone"]

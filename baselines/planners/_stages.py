@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -121,24 +120,24 @@ def _cost(job: Job, budget: PlanBudget, option: Option) -> tuple[StageCosts, flo
 StageNs = Callable[[Pipeline, int, int], np.ndarray]
 
 
-def loads(pipeline: Pipeline, stage_ns: StageNs, progress: Callable[[int], int], limit: float, stages: int) -> tuple:
-    """For the stage that has ``stages - 1`` others behind it: the times by number of ranks and layers, float
-    ``(sizes, layers + 1)``, inf where it does not fit; the option of each; and the sizes.
+def loads(pipeline: Pipeline, ns: np.ndarray, progress: int, limit: float, last: bool) -> tuple:
+    """What a stage takes: the times by number of ranks and layers, float ``(sizes, layers + 1)``, inf where it does not
+    fit; the option of each; and the sizes.
 
-    ``stage_ns(pipeline, option, last)`` is the time of an option, float ``(layers + 1,)``; ``progress(stages)`` the
-    microbatches in progress.
+    ``ns`` float ``(options, layers + 1)`` are the times of the options; ``progress`` counts the microbatches in
+    progress.
     """
-    sizes = sorted({option.ranks for option in pipeline.options})
-    last, layers = int(stages == 1), pipeline.job.layers
-    best = np.full((len(sizes), layers + 1), np.inf)
-    chosen = np.zeros((len(sizes), layers + 1), np.int64)
-    for number, option in enumerate(pipeline.options):
-        held = pipeline.costs[number].peak_bytes(progress(stages))[last]
-        held += 0.0 if last else pipeline.received_bytes[number]
-        ns = np.where(held <= limit, stage_ns(pipeline, number, last), np.inf)
-        row = sizes.index(option.ranks)
-        chosen[row, ns < best[row]] = number
-        best[row] = np.minimum(best[row], ns)
+    ranks = np.array([option.ranks for option in pipeline.options])
+    sizes = sorted(set(ranks.tolist()))
+    held = np.array([costs.peak_bytes(progress, last) for costs in pipeline.costs])
+    held += 0.0 if last else pipeline.received_bytes[:, None]
+    fitting = np.where(held <= limit, ns, np.inf)
+    best = np.full((len(sizes), pipeline.job.layers + 1), np.inf)
+    chosen = np.zeros(best.shape, np.int64)
+    for row, size in enumerate(sizes):
+        own = np.flatnonzero(ranks == size)
+        best[row] = fitting[own].min(axis=0)
+        chosen[row] = np.where(np.isfinite(best[row]), own[fitting[own].argmin(axis=0)], 0)
     best[:, 0] = np.inf
     return best, chosen, sizes
 
@@ -147,7 +146,7 @@ def least_bottleneck(tables: list[tuple], layers: int, ranks: int) -> tuple[floa
     """The pipeline of the least slowest stage, on at most ``ranks`` ranks: see :func:`best_pipeline`."""
     begin = np.full((layers + 1, ranks + 1), np.inf)
     begin[layers] = 0.0
-    return best_pipeline(tables, begin, np.maximum)
+    return best_pipeline(tables, begin, add=False)
 
 
 def least_sum(tables: list[tuple], layers: int, ranks: int, most: float) -> tuple[float, list[tuple[int, int]]]:
@@ -156,54 +155,36 @@ def least_sum(tables: list[tuple], layers: int, ranks: int, most: float) -> tupl
     begin = np.full((layers + 1, ranks + 1), np.inf)
     begin[layers, 0] = 0.0
     below = [(np.where(table <= most, table, np.inf), chosen, sizes) for table, chosen, sizes in tables]
-    return best_pipeline(below, begin, np.add)
+    return best_pipeline(below, begin, add=True)
 
 
-def best_pipeline(tables: list[tuple], begin: np.ndarray, join: np.ufunc) -> tuple[float, list[tuple[int, int]]]:
+def best_pipeline(tables: list[tuple], begin: np.ndarray, add: bool) -> tuple[float, list[tuple[int, int]]]:
     """The least value of a pipeline, and ``(option, layers)`` of each of its stages.
 
     ``tables[s - 1]`` is what :func:`loads` gives for a stage that is the last but ``s - 1``; there are at most
     ``len(tables)`` stages. The state is the layers from ``i`` on with ``k`` ranks for them; ``begin`` float
-    ``(layers + 1, ranks + 1)`` holds the values of no stages, ``join`` adds a stage to a value. ``(inf, [])`` if there
-    is no pipeline.
+    ``(layers + 1, ranks + 1)`` holds the values of no stages. A value is the sum of the stages, or without ``add``
+    their largest. ``(inf, [])`` if there is no pipeline.
     """
-    layers, ranks = begin.shape[0] - 1, begin.shape[1] - 1
+    from simdev.baselines.planners._kernel import with_a_stage
+
+    ranks = begin.shape[1] - 1
     values, came = [begin], []
     for table, _, sizes in tables:
-        value, back = np.full_like(begin, np.inf), np.zeros((layers + 1, ranks + 1, 2), np.int64)
-        behind = _suffixes(values[-1])
-        for row, size in enumerate(sizes):
-            may = np.flatnonzero(np.isfinite(table[row]))
-            if not len(may) or size > ranks:
-                continue
-            first, end = int(may[0]), int(may[-1]) + 1
-            joined = join(table[row, first:end], behind[: ranks + 1 - size, :, first:end])
-            least = joined.argmin(axis=-1)
-            new, n = np.take_along_axis(joined, least[..., None], -1)[..., 0].T, least.T + first
-            better = new < value[:, size:]
-            value[:, size:][better] = new[better]
-            back[:, size:, 0][better] = row
-            back[:, size:, 1][better] = n[better]
+        value, row, layers = np.full_like(begin, np.inf), *np.zeros((2, *begin.shape), np.int64)
+        with_a_stage(table, np.array(sizes, np.int64), values[-1], add, value, row, layers)
         values.append(value)
-        came.append(back)
+        came.append((row, layers))
     best = int(np.argmin([value[0, ranks] for value in values]))
     total = float(values[best][0, ranks])
     return total, _stages(tables, came, best, ranks) if np.isfinite(total) else []
 
 
-def _suffixes(value: np.ndarray) -> np.ndarray:
-    """``[k, i, n]``: the value of the layers from ``i + n`` on with ``k`` ranks, inf behind the last layer."""
-    layers, ranks = value.shape[0] - 1, value.shape[1] - 1
-    padded = np.full((ranks + 1, 2 * layers + 1), np.inf)
-    padded[:, : layers + 1] = value.T
-    return np.lib.stride_tricks.sliding_window_view(padded, layers + 1, axis=1)
-
-
-def _stages(tables: list[tuple], came: list[np.ndarray], count: int, ranks: int) -> list[tuple[int, int]]:
-    """``(option, layers)`` of ``count`` stages, from the row and the layers of each that ``came`` remembers."""
+def _stages(tables: list[tuple], came: list[tuple], count: int, ranks: int) -> list[tuple[int, int]]:
+    """``(option, layers)`` of ``count`` stages, from the rows and the layers that ``came`` remembers of each."""
     found, i, k = [], 0, ranks
     for s in range(count, 0, -1):
-        row, n = came[s - 1][i, k].tolist()
+        row, n = (int(of[i, k]) for of in came[s - 1])
         found.append((int(tables[s - 1][1][row, n]), n))
         i, k = i + n, k - tables[s - 1][2][row]
     return found
@@ -284,7 +265,18 @@ def bottleneck_plan(stage_ns: StageNs, progress: Callable[..., int]):
 
 
 def all_loads(pipeline: Pipeline, stage_ns: StageNs, progress: Callable[..., int], limit: float) -> list[tuple]:
-    """:func:`loads` of the last stage, the last but one, and so on."""
-    kept = partial(progress, microbatches=pipeline.microbatches)
-    most = min(pipeline.job.layers, pipeline.job.ranks)
-    return [loads(pipeline, stage_ns, kept, limit, stages) for stages in range(1, most + 1)]
+    """:func:`loads` of the last stage, the last but one, and so on; ``stage_ns(pipeline, option, last)`` is the time
+    of an option, float ``(layers + 1,)``. Stages with as many microbatches in progress are alike."""
+    count = range(len(pipeline.options))
+    end, before = (np.array([stage_ns(pipeline, option, last) for option in count]) for last in (1, 0))
+    found: dict[int, tuple] = {}
+    tables = []
+    for stages in range(1, min(pipeline.job.layers, pipeline.job.ranks) + 1):
+        kept = progress(stages, microbatches=pipeline.microbatches)
+        if stages == 1:
+            tables.append(loads(pipeline, end, kept, limit, last=True))
+            continue
+        if kept not in found:
+            found[kept] = loads(pipeline, before, kept, limit, last=False)
+        tables.append(found[kept])
+    return tables

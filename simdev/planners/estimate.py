@@ -218,9 +218,9 @@ class StageCosts:
     step_ns: np.ndarray
     peaks: Mapping[str, np.ndarray]
 
-    def peak_bytes(self, progress: int) -> np.ndarray:
-        """float ``(2, layers + 1)``: the most memory with ``progress`` microbatches in progress (1F1B)."""
-        of = self.peaks
+    def peak_bytes(self, progress: int, last: bool) -> np.ndarray:
+        """float ``(layers + 1,)``: the most memory with ``progress`` microbatches in progress (1F1B)."""
+        of = {name: values[int(last)] for name, values in self.peaks.items()}
         full = of["resident"] + progress * of["kept"]
         begun = full + np.maximum(of["forward"] - of["kept"], of["first"])
         return np.maximum(begun, full + of["gradients"] + np.maximum(of["further"], of["forward"] - of["kept"]))

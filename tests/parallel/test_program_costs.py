@@ -1,5 +1,7 @@
 """Costs of rank programs: overlap, float8, fusion, memory and timing."""
 
+import itertools
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +16,7 @@ from simdev.parallel.costs.collectives import send_ns
 from simdev.parallel.costs.float8 import Float8
 from simdev.parallel.costs.fusion import fused_segment, remaining_shares
 from simdev.parallel.costs.overlap import covered_until, simulate_unrolled
-from simdev.parallel.costs.reserved import Allocations, extended, reserved_bytes
+from simdev.parallel.costs.reserved import Allocations, extended, reserved_bytes, text_of
 from simdev.parallel.framework import find_framework
 from simdev.parallel.program import COMPUTE, Call, NotRepeating, Segment
 from simdev.parallel.typed_plan import TypedPlan
@@ -218,21 +220,85 @@ def test_totals_return_to_nothing_and_reserved_memory_stays():
 
 def test_a_rest_of_one_mebibyte_stays_with_its_block():
     allocator = CachingAllocator()
-    allocator.replay([("a", 11 << 20, 0)])
+    allocator.replay([(0, 11 << 20, 0)])
     assert allocator.reserved_bytes == allocator.allocated_bytes == 12 << 20
 
 
 def test_segments_are_given_back_only_if_the_limit_would_be_exceeded():
     for limit, reserved in ((14 << 20, 14 << 20), ((14 << 20) - 1, 12 << 20)):
         allocator = CachingAllocator(limit)
-        allocator.replay([("small", 1024, 0), ("small", 0, 0), ("large", 12 << 20, 0)])
+        allocator.replay([(0, 1024, 0), (0, 0, 0), (1, 12 << 20, 0)])
         assert allocator.reserved_bytes == reserved
 
 
 def test_a_segment_of_which_a_part_is_held_is_not_given_back():
     allocator = CachingAllocator(30 * MIB)
-    allocator.replay([("a", 5 * MIB, 0), ("b", 5 * MIB, 0), ("a", 0, 0), ("c", 16 * MIB, 0)])
+    allocator.replay([(0, 5 * MIB, 0), (1, 5 * MIB, 0), (0, 0, 0), (2, 16 * MIB, 0)])
     assert allocator.reserved_bytes == 36 * MIB
+
+
+class PlainAllocator:
+    """The rules of PyTorch's allocator once more: a segment is a list of blocks ``[bytes, free, number]``."""
+
+    def __init__(self, limit):
+        self.limit, self.pools, self.held, self.numbers = limit, {}, {}, itertools.count()
+        self.allocated = self.reserved = self.most_allocated = self.most_reserved = 0
+
+    def apply(self, key, size, stream):
+        if key in self.held:
+            segment, block = self.held.pop(key)
+            self.allocated -= block[0]
+            place = next(n for n, one in enumerate(segment) if one is block)
+            block[1] = True
+            for other in (place + 1, place - 1):
+                if 0 <= other < len(segment) and segment[other][1]:
+                    block[0] += segment[other][0]
+                    del segment[other]
+                    place -= other < place
+        if size:
+            self.held[key] = self.allocate(-(-size // 512) * 512, stream)
+            self.allocated += self.held[key][1][0]
+            self.most_allocated = max(self.most_allocated, self.allocated)
+
+    def allocate(self, size, stream):
+        small = size <= MIB
+        segments = self.pools.setdefault((stream, small), [])
+        fit = [(b[0], b[2], s, n) for s, one in enumerate(segments) for n, b in enumerate(one) if b[1] and b[0] >= size]
+        if fit:
+            _, _, s, n = min(fit)
+            segment = segments[s]
+        else:
+            whole = 2 * MIB if small else 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
+            if self.reserved + whole > self.limit:
+                for found in self.pools.values():
+                    self.reserved -= sum(one[0][0] for one in found if len(one) == 1 and one[0][1])
+                    found[:] = [one for one in found if len(one) > 1 or not one[0][1]]
+            self.reserved += whole
+            self.most_reserved = max(self.most_reserved, self.reserved)
+            segment, n = [[whole, True, next(self.numbers)]], 0
+            segments.append(segment)
+        block = segment[n]
+        if block[0] - size >= (512 if small else MIB + 1):
+            segment.insert(n + 1, [block[0] - size, True, next(self.numbers)])
+            block[0] = size
+        block[1] = False
+        return segment, block
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_allocator_is_the_plain_one(seed):
+    rng = random.Random(seed)
+    limit = rng.choice([float("inf"), rng.randrange(1, 200) * MIB])
+    fast, plain = CachingAllocator(limit), PlainAllocator(limit)
+    sizes = [0, 0, 0, 512, MIB, 10 * MIB, 20 * MIB, *(rng.randrange(1, most) for most in (4096, 3 * MIB, 50 * MIB) * 3)]
+    keys = rng.choice([5, 50, 300])
+    for _ in range(3):
+        events = [(rng.randrange(keys), rng.choice(sizes), rng.randrange(3)) for _ in range(rng.randrange(1, 900))]
+        fast.replay(events)
+        for event in events:
+            plain.apply(*event)
+        assert (fast.allocated_bytes, fast.reserved_bytes) == (plain.allocated, plain.reserved)
+        assert (fast.peak_allocated_bytes, fast.peak_reserved_bytes) == (plain.most_allocated, plain.most_reserved)
 
 
 # host times of collectives by group size, products with odd sides, and the rate of sends
@@ -313,14 +379,14 @@ def by_hand(layers, grown=0):
         *((1, n, 0, 0) for n in reversed(range(layers))),
         (2, 0, 0, 0),
     )
-    return Allocations((parameters, forward, backward, ()), tuple(8 * MIB for _ in range(layers)), layers)
+    return Allocations.of((parameters, forward, backward, ()), [8 * MIB] * layers, layers)
 
 
 def test_further_layers_repeat_a_block_and_what_refers_to_it_moves_along():
     recorded = [by_hand(layers) for layers in (3, 4, 5)]
-    assert extended(recorded, 6) == by_hand(9)
+    assert text_of(extended(recorded, 6)) == text_of(by_hand(9))
     linear = [by_hand(layers, grown=512) for layers in (3, 4, 5)]
-    assert extended(linear, 2) == by_hand(5, grown=512)
+    assert text_of(extended(linear, 2)) == text_of(by_hand(5, grown=512))
 
 
 def test_a_block_may_begin_before_the_first_row_that_tells():
@@ -328,14 +394,14 @@ def test_a_block_may_begin_before_the_first_row_that_tells():
 
     def ends(layers):
         rows = (*((1, n, 0, 0) for n in reversed(range(layers))), (1, layers + 7, 0, 0))
-        return Allocations((rows,), (), layers)
+        return Allocations.of((rows,), (), layers)
 
-    assert extended([ends(layers) for layers in (3, 4, 5)], 4) == ends(7)
+    assert text_of(extended([ends(layers) for layers in (3, 4, 5)], 4)) == text_of(ends(7))
 
 
 def test_a_layer_that_adds_something_else_is_refused():
     other = by_hand(4)
-    other = replace(other, segments=(*other.segments[:2], other.segments[2][::-1], ()))
+    other = replace(other, segments=(*other.segments[:2], other.segments[2][::-1], other.segments[3]))
     with pytest.raises(NotRepeating):
         extended([by_hand(3), other, by_hand(5)], 2)
 
@@ -363,7 +429,7 @@ def test_extended_allocations_are_those_of_the_whole_stage(tmp_path, monkeypatch
         plan = replace(TypedPlan(SMALL, "dgx-h100", mesh, microbatches).plan, reduce_each=each)
         options = microbatches > 1, plan.reduce_each, plan.gathered
         whole = record(plan.model, plan.parameters_of(0), plan.captured_mesh(0), options, plan.parts[0])
-        assert reserved._allocations(plan, 0, {}) == whole
+        assert text_of(reserved._allocations(plan, 0, {})) == text_of(whole)
     assert max(layers) == 5  # and were not recorded as a whole
 
 

@@ -9,43 +9,15 @@ expandable segments, ``record_stream`` and garbage collection are not modelled.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
-GRANULE = 512  # every block is a multiple
-SMALL = 1 << 20  # requests up to this size share segments of SMALL_SEGMENT bytes
-SMALL_SEGMENT = 2 << 20
-MEDIUM = 10 << 20  # larger requests below this size take segments of LARGE_SEGMENT bytes
-LARGE_SEGMENT = 20 << 20
-ROUND = 2 << 20  # segments of even larger requests are a multiple
-ORDERS = 40  # bits for the number of a block
+import numpy as np
 
-Event = tuple[Hashable, int, int]  # (key, bytes, stream): an allocation, or with 0 bytes the release of a key
-
-
-@dataclass(eq=False, slots=True)
-class _Pool:
-    """The free blocks of a stream, small or large ones: their ranks, sorted. ``least`` is the smallest rest of a block
-    that is cut off."""
-
-    small: bool
-    least: int
-    free: list[int]
-
-
-@dataclass(eq=False, slots=True)
-class _Block:
-    """``rank`` is that by size, then by address: one number is compared more quickly than a pair."""
-
-    size: int
-    pool: _Pool
-    order: int  # of its address within the allocator
-    before: _Block | None = None
-    after: _Block | None = None
-    free: bool = False
-    rank: int = 0  # while it is free
+Event = tuple[int, int, int]  # (key, bytes, stream): an allocation, or with 0 bytes the release of a key
+LIMIT = 1 << 60  # bytes that no board has
+ALLOCATED, RESERVED, MOST_ALLOCATED, MOST_RESERVED, ORDER, SPARE = range(6)  # totals (simdev.parallel.costs._kernel)
 
 
 @dataclass(frozen=True)
@@ -62,99 +34,83 @@ class Reserved:
         return self.reserved + self.buffers
 
 
-class CachingAllocator:
-    """``allocated_bytes`` and ``reserved_bytes`` are the present totals, ``peak_allocated_bytes`` and
-    ``peak_reserved_bytes`` their largest values. ``limit`` is the memory of the board in bytes: where a segment exceeds
-    it although free segments were given back, the driver would refuse it; here it is taken, so that the peak says how
-    much is lacking."""
+class Counter:
+    """Counts the bytes that are allocated, ``allocated_bytes`` now and ``peak_allocated_bytes`` at most; reserves
+    nothing."""
+
+    def __init__(self):
+        self._totals, self._held = np.zeros(6, np.int64), np.zeros(0, np.int64)
+
+    @property
+    def allocated_bytes(self) -> int:
+        return int(self._totals[ALLOCATED])
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        return int(self._totals[MOST_ALLOCATED])
+
+    def replay(self, events: Iterable[Event] | np.ndarray) -> None:
+        """Apply events, int64 ``(n, 3)``, in their order. A key that is allocated again is released first."""
+        from simdev.parallel.costs import _kernel
+
+        rows = as_events(events)
+        self._held = _longer(self._held, _end(rows[:, 0]))
+        _kernel.count(self._totals, self._held, rows)
+
+
+class CachingAllocator(Counter):
+    """Reserves ``reserved_bytes`` now and ``peak_reserved_bytes`` at most. ``limit`` is the memory of the board in
+    bytes: where a segment exceeds it although free segments were given back, the driver would refuse it; here it is
+    taken, so that the peak says how much is lacking."""
 
     def __init__(self, limit: float = inf):
-        self.limit = limit
-        self.allocated_bytes = self.reserved_bytes = 0
-        self.peak_allocated_bytes = self.peak_reserved_bytes = 0
-        self._pools: dict[tuple[int, bool], _Pool] = {}  # by stream, and whether their blocks are small
-        self._by_rank: dict[int, _Block] = {}
-        self._next = 0
-        self._held: dict[Hashable, _Block] = {}
+        from simdev.parallel.costs import _kernel
 
-    def replay(self, events: Iterable[Event]) -> None:
-        """Apply events in their order. A key that is allocated again is released first."""
-        held = self._held
-        for key, size, stream in events:
-            if key in held:
-                self._release(held.pop(key))
-            if size > 0:
-                held[key] = self._allocate(size, stream)
+        self.limit = int(min(limit, LIMIT))
+        none, flat = np.zeros(0, np.int64), np.zeros((0, 0), np.int64)
+        self._totals = np.zeros(6, np.int64)
+        self._state = _kernel.State(self._totals, *(none,) * 8, flat, flat, none)
 
-    def _allocate(self, size: int, stream: int) -> _Block:
-        size = -(-size // GRANULE) * GRANULE
-        small = size <= SMALL
-        pool = self._pools.get((stream, small))
-        if pool is None:
-            pool = self._pools[stream, small] = _Pool(small, GRANULE if small else SMALL + 1, [])
-        ranks = pool.free
-        place = bisect_left(ranks, size << ORDERS)  # the smallest free block that is large enough
-        block = self._by_rank.pop(ranks.pop(place)) if place < len(ranks) else self._segment(size, pool)
-        left = block.size - size
-        if left >= pool.least:
-            after = block.after
-            rest = _Block(left, pool, self._number(), block, after)
-            if after is not None:
-                after.before = rest
-            block.after, block.size = rest, size
-            self._keep(rest)
-        block.free = False
-        self.allocated_bytes += block.size
-        if self.allocated_bytes > self.peak_allocated_bytes:
-            self.peak_allocated_bytes = self.allocated_bytes
-        return block
+    @property
+    def reserved_bytes(self) -> int:
+        return int(self._totals[RESERVED])
 
-    def _segment(self, size: int, pool: _Pool) -> _Block:
-        if pool.small:
-            whole = SMALL_SEGMENT
-        else:
-            whole = LARGE_SEGMENT if size < MEDIUM else -(-size // ROUND) * ROUND
-        if self.reserved_bytes + whole > self.limit:
-            self._give_back()
-        self.reserved_bytes += whole
-        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-        return _Block(whole, pool, self._number())
+    @property
+    def peak_reserved_bytes(self) -> int:
+        return int(self._totals[MOST_RESERVED])
 
-    def _give_back(self) -> None:
-        """Return to the driver each segment that is one free block."""
-        for block in [block for block in self._by_rank.values() if block.before is None and block.after is None]:
-            self._take(block)
-            self.reserved_bytes -= block.size
+    def replay(self, events: Iterable[Event] | np.ndarray) -> None:
+        from simdev.parallel.costs import _kernel
 
-    def _release(self, block: _Block) -> None:
-        """Free a block and merge it with free neighbours of its segment."""
-        self.allocated_bytes -= block.size
-        before, after = block.before, block.after
-        if before is not None and before.free:
-            self._take(before)
-            block.size += before.size
-            block.before = before.before
-            if block.before is not None:
-                block.before.after = block
-        if after is not None and after.free:
-            self._take(after)
-            block.size += after.size
-            block.after = after.after
-            if block.after is not None:
-                block.after.before = block
-        self._keep(block)
+        rows = as_events(events)
+        pools = max(len(self._state.filled), 2 * _end(rows[:, 2]))
+        self._grow(len(self._state.size), pools, _end(rows[:, 0]))
+        done = 0
+        while (done := _kernel.replay(self._state, rows, done, self.limit)) < len(rows):
+            self._grow(2 * len(self._state.size), pools, 0)
 
-    def _keep(self, block: _Block) -> None:
-        block.free, block.rank = True, block.size << ORDERS | block.order
-        self._by_rank[block.rank] = block
-        insort(block.pool.free, block.rank)
+    def _grow(self, blocks: int, pools: int, keys: int) -> None:
+        """Make room for at least so many blocks, pools and keys."""
+        old, blocks = self._state, max(blocks, 1024)
+        have, few = int(self._totals[SPARE]), len(old.size)
+        own = {name: _longer(getattr(old, name), blocks) for name in ("spare", "size", "order", "before", "after")}
+        own |= {name: _longer(getattr(old, name), blocks) for name in ("pool", "rank")}
+        own["spare"][have : have + blocks - few] = np.arange(few, blocks)
+        self._totals[SPARE] += blocks - few
+        flat = [np.pad(one, [(0, pools - len(one)), (0, blocks - few)]) for one in (old.ranks, old.blocks)]
+        held, filled = _longer(old.held, keys, -1), _longer(old.filled, pools)
+        self._state = old._replace(**own, filled=filled, ranks=flat[0], blocks=flat[1], held=held)
 
-    def _take(self, block: _Block) -> None:
-        """Remove a block from the free ones."""
-        ranks = block.pool.free
-        ranks.pop(bisect_left(ranks, block.rank))
-        del self._by_rank[block.rank]
 
-    def _number(self) -> int:
-        self._next += 1
-        return self._next
+def as_events(events: Iterable[Event] | np.ndarray) -> np.ndarray:
+    """Events as int64 ``(n, 3)``."""
+    rows = events if isinstance(events, np.ndarray) else list(events)
+    return np.array(rows, np.int64).reshape(-1, 3)
+
+
+def _end(numbers: np.ndarray) -> int:
+    return int(numbers.max()) + 1 if len(numbers) else 0
+
+
+def _longer(array: np.ndarray, length: int, fill: int = 0) -> np.ndarray:
+    return np.pad(array, (0, max(0, length - len(array))), constant_values=fill)

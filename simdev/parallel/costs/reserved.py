@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from itertools import count
+
+import numpy as np
 
 from simdev.files import parse_json
 from simdev.graphs.parallel_model import Part, every_nth
 from simdev.parallel.capture import kept
 from simdev.parallel.capture.resize import few_shards, of_shares
 from simdev.parallel.capture.stage import alike_on_all_ranks, few_parts
-from simdev.parallel.costs.allocator import CachingAllocator, Event, Reserved
+from simdev.parallel.costs.allocator import CachingAllocator, Counter, Reserved
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import SPLIT, Action, pipeline_order
 from simdev.parallel.passes import STEP
@@ -39,18 +41,28 @@ MAIN_GRADIENT = 4  # bytes of a gradient that Megatron-Core's buffer holds
 # protocol, 512 KiB (LL), 4,800 KiB (LL128) and 4 MiB (simple); 24 channels, as NCCL opens them over NVSwitch.
 NCCL_BYTES = 24 * ((512 + 4800) * 1024 + (4 << 20))
 
-Row = tuple[int, int, int, int]  # (segment and position of the key's first event, bytes, stream); 0 bytes: release
+Rows = np.ndarray  # int64 (n, 4): segment and position of the key's first event, bytes (0: release), stream
+OWNER, POSITION, BYTES, STREAM = range(4)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Allocations:
     """The allocations of a stage. ``segments`` hold rows: the parameters; then for each recorded microbatch its forward
     and its backward pass; then the end of the step. ``state`` are the sizes of the optimizer's tensors in bytes;
     ``parameters`` is the number of parameters."""
 
-    segments: tuple[tuple[Row, ...], ...]
+    segments: tuple[Rows, ...]
     state: tuple[int, ...]
     parameters: int
+
+    @classmethod
+    def of(cls, segments: Iterable[Sequence], state: Iterable[int], parameters: int) -> Allocations:
+        """From rows of four numbers. Raises :class:`ValueError` or :class:`TypeError` for anything else."""
+        return cls(tuple(_rows(rows) for rows in segments), tuple(state), parameters)
+
+
+def _rows(rows: Sequence) -> Rows:
+    return np.array(rows, np.int64).reshape(len(rows), 4)
 
 
 def reserved_bytes(plan: Plan, known: dict | None = None) -> tuple[Reserved, ...] | None:
@@ -72,27 +84,13 @@ def reserved_bytes(plan: Plan, known: dict | None = None) -> tuple[Reserved, ...
         own = {stage: _allocations(plan, stage, known) for stage in sorted({stage for _, stage, _ in orders[rank]})}
         sent = {stage: _gradient_bytes(_allocations(plan, stage - 1, known)) if stage else 0 for stage in own}
         if 1 < rank < ranks - 1 and ranks > 4:
-            allocated = _replayed(plan, own, sent, orders[rank], inf, count=True).peak_allocated_bytes
+            allocated = _replayed(plan, own, sent, orders[rank], Counter()).peak_allocated_bytes
             found[rank] = Reserved(allocated, allocated * found[1].reserved // found[1].allocated, buffers)
             continue
-        allocator = _replayed(plan, own, sent, orders[rank], limit - buffers)
+        allocator = CachingAllocator(limit - buffers)
+        _replayed(plan, own, sent, orders[rank], allocator)
         found[rank] = Reserved(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, buffers)
     return tuple(found[rank] for rank in range(ranks))
-
-
-class _Counter:
-    """An allocator that counts what is allocated and reserves nothing."""
-
-    def __init__(self):
-        self.allocated_bytes = self.peak_allocated_bytes = 0
-        self._held: dict = {}
-
-    def replay(self, events) -> None:
-        for key, size, _ in events:
-            self.allocated_bytes += size - self._held.pop(key, 0)
-            if size:
-                self._held[key] = size
-            self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
 
 
 def _orders(plan: Plan):
@@ -108,110 +106,123 @@ def _replayed(
     own: dict[int, Allocations],
     sent: dict[int, int],
     order: tuple[Action, ...],
-    limit: float,
-    count: bool = False,
-):
-    """The allocator after two steps of the stages ``own``, to each of which the one before it sends ``sent`` bytes."""
-    allocator = _Counter() if count else CachingAllocator(limit)
+    allocator: Counter,
+) -> Counter:
+    """``allocator`` after two steps of the stages ``own``, to each of which the one before it sends ``sent`` bytes."""
+    wide = 2 + max(number for _, _, number in order)
+    passes, keys = {}, 0
     for stage, found in own.items():
-        allocator.replay((("P", stage, row[1]), *row[2:]) for row in found.segments[0])
-        if plan.distributed_optimizer:
-            allocator.replay([(("main", stage), MAIN_GRADIENT * found.parameters, 0)])
+        passes[stage] = _PassEvents(found, stage, plan, wide, keys)
+        keys += passes[stage].slots * wide
+    received, keys = dict(zip(own, count(keys, wide), strict=False)), keys + len(own) * wide
+    events = []
+    for stage, found in own.items():
+        events.append(passes[stage].parameters())
+        sizes = [MAIN_GRADIENT * found.parameters] if plan.distributed_optimizer else []
         if plan.receive_buffers:
-            sizes = sent[stage], _gradient_bytes(found) if stage + 1 < plan.stages else 0
-            kept = enumerate(size for size in sizes if size)
-            allocator.replay((("kept", stage, n, m), size, 0) for n, size in kept for m in range(plan.microbatches))
-    passes = {stage: _PassEvents(found, stage, plan) for stage, found in own.items()}
+            both = sent[stage], _gradient_bytes(found) if stage + 1 < plan.stages else 0
+            sizes += [size for size in both if size for _ in range(plan.microbatches)]
+        events.append(_held(keys, sizes))
+        keys += len(sizes)
     last = {stage: max(action[2] for action in order if action[1] == stage) for stage in own}
     for step in range(STEPS):
         for what, stage, number in order:
             which = 0 if number == 0 else 2 if number == last[stage] else 1
-            received = ("received", stage, number), sent[stage] if what == "F" else 0, 0
+            arrives = _held(received[stage] + number, [sent[stage] if what == "F" else 0])
             alone = not plan.receive_buffers and sent[stage]
-            allocator.replay([received] if alone and what == "F" else [])
-            allocator.replay(passes[stage].events(what, which, number))
-            allocator.replay([received] if alone and what == "B" else [])
+            events += [arrives] if alone and what == "F" else []
+            events.append(passes[stage].events(what, which, number))
+            events += [arrives] if alone and what == "B" else []
         if not step:
-            allocator.replay(_state(plan, own))
-        for stage in own:
-            allocator.replay(passes[stage].finish())
+            for found in own.values():
+                state = _state(plan, found)
+                events.append(_held(keys, state))
+                keys += len(state)
+        events += [passes[stage].finish() for stage in own]
+    allocator.replay(np.concatenate(events))
     return allocator
 
 
-def _state(plan: Plan, own: dict[int, Allocations]) -> Iterator[Event]:
-    """What the optimizer allocates at the end of the first step."""
-    for stage, found in own.items():
-        if plan.distributed_optimizer:
-            yield ("state", stage), -(-DIVIDED * found.parameters // plan.shares_of_update), 0
-            continue
-        yield from ((("state", stage, number), size, 0) for number, size in enumerate(found.state))
+def _held(first: int, sizes: Sequence[int]) -> np.ndarray:
+    """Events of keys from ``first`` on, one of each size."""
+    return np.array([(first + n, size, 0) for n, size in enumerate(sizes)], np.int64).reshape(-1, 3)
+
+
+def _state(plan: Plan, found: Allocations) -> Sequence[int]:
+    """Sizes of what the optimizer of a stage allocates at the end of the first step."""
+    return [-(-DIVIDED * found.parameters // plan.shares_of_update)] if plan.distributed_optimizer else found.state
 
 
 class _PassEvents:
-    """The events of a stage's passes, whose keys name the microbatch that allocates. Three recorded microbatches stand
-    for the first one of a step, all between, and the last one."""
+    """The events of a stage's passes. Three recorded microbatches stand for the first one of a step, all between, and
+    the last one.
 
-    def __init__(self, found: Allocations, stage: int, plan: Plan):
-        self.found, self.stage = found, stage
-        # what is added to a buffer of its own, or received in one
-        self.skipped = _gradients(found) if plan.distributed_optimizer else frozenset()
+    A *slot* is a segment and a position where something is first allocated; a key is ``first``, plus the slot times
+    ``wide``, plus the microbatch that allocates it plus one (0: there is one of it for all microbatches, such as
+    parameters, and what one microbatch allocates and another one releases, as gathered parameters are).
+    """
+
+    def __init__(self, found: Allocations, stage: int, plan: Plan, wide: int, first: int):
+        self.wide, self.first, self.end = wide, first, len(found.segments) - 1
+        begin = np.cumsum([0, *(len(rows) for rows in found.segments)])
+        self.slots = int(begin[-1])
+        slots = [begin[table[:, OWNER]] + table[:, POSITION] for table in found.segments]
+        left = np.ones(self.slots, bool)  # of what is added to no buffer of its own, and received in none
+        if plan.distributed_optimizer:
+            left[slots[self.end][_gradients(found)]] = False
         if plan.receive_buffers and stage + 1 < plan.stages:
-            self.skipped |= {(segment, 0) for segment in range(2, len(found.segments) - 1, 2)}
-        self.alive: dict[tuple[int, int], list[int]] = {}  # microbatches that hold what a recorded pass allocates
-        self.handed_on = _handed_on(found)
+            left[begin[2 : self.end : 2]] = False
+        tables = found.segments
+        single = np.zeros(self.slots, bool)  # one for all microbatches
+        single[: begin[1]] = True
+        single[begin[self.end] :] = True
+        for segment in range(1, self.end):
+            owner = tables[segment][:, OWNER]
+            single[slots[segment][(owner > 0) & ((owner - 1) // 2 != (segment - 1) // 2)]] = True
+        ended = np.unique(slots[self.end])  # by the end of the step: by which microbatch is looked up
+        ended = ended[~single[ended]]
+        row = np.full(self.slots, -1)
+        row[ended] = np.arange(len(ended))
+        self.passes = []
+        for segment, (table, slot) in enumerate(zip(tables, slots, strict=True)):
+            how = np.where(single[slot], -2, -3 - row[slot] if segment == self.end else row[slot])
+            columns = slot, table[:, BYTES], table[:, STREAM], how
+            one = [np.ascontiguousarray(column[left[slot]]) for column in columns]
+            self.passes.append(one)
+        self.alive, self.depth = np.zeros((len(ended), wide), np.int64), np.zeros(len(ended), np.int64)
 
-    def events(self, what: str, which: int, number: int) -> Iterator[Event]:
+    def parameters(self) -> np.ndarray:
+        return self._of(0, 0)
+
+    def events(self, what: str, which: int, number: int) -> np.ndarray:
         """Those of a forward or backward pass of the microbatch ``number``, for which a recorded one stands."""
-        single = len(self.found.segments) == 4
-        return self._of(1 + 2 * (0 if single else which) + (what == "B"), number)
+        return self._of(1 + 2 * (0 if self.end == 3 else which) + (what == "B"), number)
 
-    def finish(self) -> Iterator[Event]:
+    def finish(self) -> np.ndarray:
         """Those of the end of the step."""
-        return self._of(len(self.found.segments) - 1, 0)
+        return self._of(self.end, 0)
 
-    def _of(self, segment: int, number: int) -> Iterator[Event]:
-        end = len(self.found.segments) - 1
-        for owner, position, size, stream in self.found.segments[segment]:
-            if (owner, position) in self.skipped:
-                continue
-            if owner == 0:
-                yield ("P", self.stage, position), size, stream
-                continue
-            if (owner, position) in self.handed_on:
-                yield (owner, self.stage, -1, position), size, stream
-                continue
-            held = self.alive.setdefault((owner, position), [])
-            same = owner != end and segment != end and (owner - 1) // 2 == (segment - 1) // 2  # of one microbatch
-            whose = number if same else held[-1] if held else number
-            if size == 0 and whose in held:
-                held.remove(whose)
-            elif size and whose not in held:
-                held.append(whose)
-            yield (owner, self.stage, whose, position), size, stream
+    def _of(self, segment: int, number: int) -> np.ndarray:
+        from simdev.parallel.costs._kernel import keys_of_pass
 
-
-def _handed_on(found: Allocations) -> frozenset[tuple[int, int]]:
-    """What one microbatch allocates and another one releases or allocates again, such as gathered parameters: there is
-    one of each, whichever microbatches are in progress."""
-    end = len(found.segments) - 1
-    return frozenset(
-        row[:2]
-        for segment in range(1, end)
-        for row in found.segments[segment]
-        if row[0] and (row[0] - 1) // 2 != (segment - 1) // 2
-    )
+        slot, size, stream, how = self.passes[segment]
+        events = np.empty((len(slot), 3), np.int64)
+        events[:, 1], events[:, 2] = size, stream
+        keys_of_pass(slot, size, how, number, self.alive, self.depth, self.wide, events[:, 0])
+        events[:, 0] += self.first
+        return events
 
 
 def _gradient_bytes(found: Allocations) -> int:
     """Bytes of the gradient that a stage receives from the next one, and so of what it sends there: a recorded backward
     pass begins by allocating it."""
-    return found.segments[2][0][2]
+    return int(found.segments[2][0, BYTES])
 
 
-def _gradients(found: Allocations) -> frozenset[tuple[int, int]]:
-    """What backward passes allocate and the end of the step releases."""
-    last = len(found.segments) - 1
-    return frozenset(row[:2] for row in found.segments[last] if not row[2] and 0 < row[0] < last)
+def _gradients(found: Allocations) -> np.ndarray:
+    """Which rows of the end of the step release what backward passes allocate, bool ``(n,)``."""
+    last = found.segments[-1]
+    return (last[:, BYTES] == 0) & (last[:, OWNER] > 0) & (last[:, OWNER] < len(found.segments) - 1)
 
 
 def _allocations(plan: Plan, stage: int, known: dict) -> Allocations:
@@ -279,73 +290,71 @@ def extended(recorded: list[Allocations], more: int) -> Allocations:
     layer more than the one before it. Raises :class:`NotRepeating` if a layer adds something else than a block."""
     a, b, c = recorded
     segments = tuple(_extended(*rows, more=more) for rows in zip(a.segments, b.segments, c.segments, strict=True))
-    first, second, third = (tuple((0, n, size, 0) for n, size in enumerate(one.state)) for one in recorded)
-    state = tuple(row[2] for row in _extended(first, second, third, more))
+    first, second, third = (_rows([(0, n, size, 0) for n, size in enumerate(one.state)]) for one in recorded)
+    state = _extended(first, second, third, more)[:, BYTES]
     counts = [one.parameters for one in recorded]
-    return Allocations(segments, state, counts[0] + (counts[1] - counts[0]) * more)
+    return Allocations(segments, tuple(state.tolist()), counts[0] + (counts[1] - counts[0]) * more)
 
 
-def _extended(a: tuple[Row, ...], b: tuple[Row, ...], c: tuple[Row, ...], more: int) -> tuple[Row, ...]:
+def _extended(a: Rows, b: Rows, c: Rows, more: int) -> Rows:
     try:
         return _with_block(a, b, c, more, _shape)
     except NotRepeating:  # some size outside of the block grows with the number of layers
         return _with_block(a, b, c, more, _kind)
 
 
-def _with_block(a: tuple[Row, ...], b: tuple[Row, ...], c: tuple[Row, ...], more: int, like) -> tuple[Row, ...]:
+def _with_block(a: Rows, b: Rows, c: Rows, more: int, like: Callable[[Rows], Rows]) -> Rows:
     """The rows, with the block inserted where ``like`` of a row first differs between ``a`` and ``b``, or before: rows
     that look alike do not say where the block begins."""
     block = len(b) - len(a)
     if block < 0 or len(c) - len(b) != block:
         raise NotRepeating("a layer adds no block of allocations")
-    same = zip(a, b, strict=False)
-    head = next((n for n, (x, y) in enumerate(same) if like(x) != like(y)), len(a)) if block else len(a)
+    x, y = like(a), like(b)
+    differ = np.flatnonzero((x != y[: len(x)]).any(axis=1)) if block else np.zeros(0)
+    head = int(differ[0]) if len(differ) else len(a)
     while True:
         try:
             return _inserted(a, b, c, more, head)
         except NotRepeating:
             head -= 1
-            if not block or head < 0 or like(a[head]) != like(b[head + block]):
+            if not block or head < 0 or (x[head] != y[head + block]).any():
                 raise
 
 
-def _inserted(a: tuple[Row, ...], b: tuple[Row, ...], c: tuple[Row, ...], more: int, head: int) -> tuple[Row, ...]:
+def _inserted(a: Rows, b: Rows, c: Rows, more: int, head: int) -> Rows:
     """The rows, with the block inserted at ``head``."""
     block = len(b) - len(a)
-    return (
-        *(_moved(x, y, z, more) for x, y, z in zip(a[:head], b[:head], c[:head], strict=True)),
-        *(
-            _repeated(x, y, z, more, copy)
-            for copy in range(more)
-            for x, y, z in zip(
-                b[head : head + block], c[head : head + block], c[head + block : head + 2 * block], strict=True
-            )
-        ),
-        *(_moved(x, y, z, more) for x, y, z in zip(a[head:], b[head + block :], c[head + 2 * block :], strict=True)),
+    return np.concatenate(
+        [
+            _moved(a[:head], b[:head], c[:head], more),
+            _repeated(b[head : head + block], c[head : head + block], c[head + block : head + 2 * block], more),
+            _moved(a[head:], b[head + block :], c[head + 2 * block :], more),
+        ]
     )
 
 
-def _shape(row: Row) -> tuple[int, int, int]:
-    return row[0], row[2], row[3]
+def _shape(rows: Rows) -> Rows:
+    return rows[:, [OWNER, BYTES, STREAM]]
 
 
-def _kind(row: Row) -> tuple[int, bool, int]:
-    return row[0], row[2] == 0, row[3]
+def _kind(rows: Rows) -> Rows:
+    return np.stack([rows[:, OWNER], rows[:, BYTES] == 0, rows[:, STREAM]], axis=1)
 
 
-def _moved(x: Row, y: Row, z: Row, more: int) -> Row:
-    """A row that all three stages have: its position and size change alike from stage to stage."""
-    by, grown = y[1] - x[1], y[2] - x[2]
-    if (x[0], x[3]) != (y[0], y[3]) or (y[0], y[3]) != (z[0], z[3]) or (z[1] - y[1], z[2] - y[2]) != (by, grown):
+def _moved(x: Rows, y: Rows, z: Rows, more: int) -> Rows:
+    """Rows that all three stages have: their positions and sizes change alike from stage to stage."""
+    by = y - x
+    if by[:, [OWNER, STREAM]].any() or (z - y != by).any():
         raise NotRepeating("a further layer changes the allocations of the others")
-    return x[0], x[1] + by * more, x[2] + grown * more, x[3]
+    return x + by * more
 
 
-def _repeated(x: Row, y: Row, z: Row, more: int, copy: int) -> Row:
-    """A row of the added block: ``x`` in the stage with one block, ``y`` and ``z`` in that with two."""
-    if _shape(x) != _shape(y) or _shape(y) != _shape(z):
+def _repeated(x: Rows, y: Rows, z: Rows, more: int) -> Rows:
+    """Those of ``more`` added blocks: ``x`` in the stage with one block, ``y`` and ``z`` in that with two."""
+    if (_shape(x) != _shape(y)).any() or (_shape(y) != _shape(z)).any():
         raise NotRepeating("a further layer changes the allocations of the others")
-    return x[0], x[1] + (y[1] - x[1]) * (more - 1) + (z[1] - y[1]) * copy, x[2], x[3]
+    copy = np.arange(more)[:, None, None]
+    return (x + (y - x) * (more - 1) + (z - y) * copy).reshape(-1, 4)
 
 
 def named(parameters: Mapping[str, object], part: Part, options: tuple[bool, ...]) -> dict[str, object]:
@@ -367,20 +376,20 @@ def _recorded(model, parameters: dict, mesh: Mesh, options: tuple[bool, ...], pa
             return _read(text)
     from simdev.parallel.capture.allocations import record
 
-    found = Allocations(*record(model, given, mesh, part, SEVERAL if several else 1, *how))
+    found = Allocations.of(*record(model, given, mesh, part, SEVERAL if several else 1, *how))
     kept.write(where, text_of(found))
     return found
 
 
 def text_of(found: Allocations) -> str:
     """Allocations as JSON."""
-    return json.dumps(found.__dict__, separators=(",", ":"))
+    rows = {**found.__dict__, "segments": [rows.tolist() for rows in found.segments]}
+    return json.dumps(rows, separators=(",", ":"))
 
 
 def _read(text: str) -> Allocations:
     document = parse_json(text, "allocations of a stage")
-    segments = tuple(tuple((a, b, c, d) for a, b, c, d in rows) for rows in document["segments"])
-    return Allocations(segments, tuple(document["state"]), document["parameters"])
+    return Allocations.of(document["segments"], document["state"], document["parameters"])
 
 
 def of_shards(recorded: list[Allocations], mesh: Mesh) -> Allocations:
@@ -394,13 +403,13 @@ def of_shards(recorded: list[Allocations], mesh: Mesh) -> Allocations:
     if [len(rows) for rows in small.segments] != [len(rows) for rows in large.segments]:
         raise NotRepeating("stages with other shards allocate other things")
 
-    def row(a: Row, b: Row) -> Row:
-        if (*a[:2], a[3]) != (*b[:2], b[3]):
+    def rows(a: Rows, b: Rows) -> Rows:
+        if (a[:, [OWNER, POSITION, STREAM]] != b[:, [OWNER, POSITION, STREAM]]).any():
             raise NotRepeating("allocations with other shards differ in more than sizes")
-        return a[0], a[1], of_shares(a[2], b[2], ranks), a[3]
+        found, sizes = a.copy(), zip(a[:, BYTES].tolist(), b[:, BYTES].tolist(), strict=True)
+        found[:, BYTES] = [of_shares(*pair, ranks) for pair in sizes]
+        return found
 
-    segments = tuple(
-        tuple(row(a, b) for a, b in zip(x, y, strict=True)) for x, y in zip(small.segments, large.segments, strict=True)
-    )
+    segments = tuple(map(rows, small.segments, large.segments))
     state = tuple(of_shares(a, b, ranks) for a, b in zip(small.state, large.state, strict=True))
     return Allocations(segments, state, of_shares(small.parameters, large.parameters, ranks))

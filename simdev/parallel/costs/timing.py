@@ -237,18 +237,24 @@ class Prices:
 
     def of(self, calls: tuple[Call, ...], mesh: Mesh, first: int) -> list[int]:
         """The duration of each call on ``mesh``, whose first rank has the global number ``first``."""
-        keys = [(call.signature, call.flops, call.bytes_read, call.bytes_written) for call in calls]
-        unknown: dict[tuple, Call] = {}
-        for key, call in zip(keys, calls, strict=True):
-            if not call.axes and key not in self._kernels:
-                unknown.setdefault(key, call)
-        if unknown:
-            self._kernels.update(zip(unknown, self._cost(list(unknown.values())), strict=True))
-        shares = remaining_shares(calls) if self.compiled else [1.0] * len(calls)
-        return [
-            self._collective(call, mesh, first) if call.axes else max(1, round(share * self._kernels[key]))
-            for call, key, share in zip(calls, keys, shares, strict=True)
+        kernels, inner = self._kernels, mesh.inner
+        ns = [
+            self._collective(call, mesh, first, inner)
+            if call.axes
+            else kernels.get((call.signature, call.flops, call.bytes_read, call.bytes_written), -1)
+            for call in calls
         ]
+        if -1 in ns:
+            unknown: dict[tuple, Call] = {}
+            for call, known in zip(calls, ns, strict=True):
+                if known < 0:
+                    unknown.setdefault((call.signature, call.flops, call.bytes_read, call.bytes_written), call)
+            kernels.update(zip(unknown, self._cost(list(unknown.values())), strict=True))
+            return self.of(calls, mesh, first)
+        if not self.compiled:
+            return ns
+        shares = zip(ns, remaining_shares(calls), calls, strict=True)
+        return [one if call.axes else max(1, round(share * one)) for one, share, call in shares]
 
     def _cost(self, calls: list[Call]) -> list[int]:
         kernels = [(owner, part) for owner, call in enumerate(calls) for part in self._kernels_of(call)]
@@ -275,8 +281,8 @@ class Prices:
     def _kernels_of(self, call: Call) -> list[Call]:
         return self.float8.calls_of(call) if self.float8 else [call]
 
-    def _collective(self, call: Call, mesh: Mesh, first: int) -> int:
-        key = call.kind, call.payload_bytes, call.axes, mesh.inner, first % self.cluster.gpus
+    def _collective(self, call: Call, mesh: Mesh, first: int, inner: tuple) -> int:
+        key = call.kind, call.payload_bytes, call.axes, inner, first % self.cluster.gpus
         if key not in self._collectives:
             lines = mesh.lines(call.axes) + first
             ns = max(

@@ -28,3 +28,24 @@ def most_bytes(rank, stage, name, left, most, live):
             peak = max(peak, live[rank[n]] + most[name[n], stage[n]])
             live[rank[n]] += left[name[n], stage[n]]
     return peak
+
+
+@njit(cache=True)
+def longest_ns(stream, ns, wait_item, wait_for, streams):
+    """The longest path that begins at an item on stream 0 and ends on it. Items, int ``(n,)``, are in the order in
+    which they are issued; those of a stream run one after another. ``wait_item[p]`` waits for ``wait_for[p]``, which
+    was issued before (negative: for nothing on a path)."""
+    last, before = np.full(len(stream), -1), np.full(len(wait_item), -1)  # of the waits of an item, as a chain
+    for p in range(len(wait_item)):
+        before[p], last[wait_item[p]] = last[wait_item[p]], p
+    free, finish = np.zeros(streams, np.int64), np.zeros(len(stream), np.int64)
+    for n in range(len(stream)):
+        start, p = free[stream[n]], last[n]
+        while p >= 0:
+            if wait_for[p] >= 0:
+                start = max(start, finish[wait_for[p]])
+            p = before[p]
+        # what no item of stream 0 delays may have run before it
+        finish[n] = start + ns[n] if stream[n] == 0 or start else 0
+        free[stream[n]] = max(free[stream[n]], finish[n])
+    return free[0]

@@ -38,18 +38,10 @@ def span_ns(template: Template) -> int:
     The longest path through the segment that begins at a kernel on the compute stream. Items that wait for nothing
     on this path, and everything before the segment, count as finished when the segment begins; the host is never late.
     """
-    waits: dict[int, list[int]] = {}
-    for item, target in zip(template.wait_item.tolist(), template.wait_for.tolist(), strict=True):
-        if target >= 0:
-            waits.setdefault(item, []).append(target)
-    free = [0] * len(template.streams)  # when each stream has finished its items so far
-    finish: list[int] = []
-    for item, (stream, ns) in enumerate(zip(template.stream.tolist(), template.ns.tolist(), strict=True)):
-        start = max([free[stream], *(finish[target] for target in waits.get(item, ()))])
-        done = start + ns if stream == 0 or start else 0  # what no kernel of the segment delays may have run before it
-        finish.append(done)
-        free[stream] = max(free[stream], done)
-    return free[0]
+    from simdev.planners._kernel import longest_ns
+
+    waits = template.wait_item, template.wait_for
+    return int(longest_ns(template.stream, template.ns, *waits, len(template.streams)))
 
 
 def plan_bound_ns(program: PlanProgram) -> int:

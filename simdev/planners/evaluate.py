@@ -47,9 +47,9 @@ class Evaluator(SharedByPlans):
         """The captured and timed stages of a choice. Raises :class:`InvalidInput` if it does not suit the job."""
         plan = self.job.plan(choice)
         for key in self._recordings(plan):
-            if key not in self._captured:
+            if key not in self._captured and not is_recorded(*key):
                 record_stage(*key)
-                self._captured.add(key)
+            self._captured.add(key)
         return prepare(plan, self.prices, known=self.known)
 
     def _recordings(self, plan: Plan) -> list[tuple]:

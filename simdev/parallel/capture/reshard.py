@@ -44,10 +44,13 @@ def slice_of(model: ParallelModel, parameters: dict, mesh: Mesh) -> Slice:
     return Slice(mesh.stage_ranks, max(1, mesh.replicas * one // here), here)
 
 
-@lru_cache(maxsize=1024)
 def _input_bytes(model: ParallelModel, parameters: tuple, mesh: Mesh) -> int:
-    """Bytes of the inputs of a middle stage that need a gradient."""
-    small = Mesh({axis: 2 if axis.startswith("dp") else size for axis, size in mesh.inner})
+    """Bytes of the inputs of a middle stage that need a gradient; all numbers of replicas have the same."""
+    return _bytes_on(model, parameters, Mesh({axis: 2 if axis.startswith("dp") else size for axis, size in mesh.inner}))
+
+
+@lru_cache(maxsize=1024)
+def _bytes_on(model: ParallelModel, parameters: tuple, small: Mesh) -> int:
     name = kept.fingerprint(model, {**dict(parameters), "inputs": True}, small, Part(1, False, False))
     return int(kept.remembered(name, lambda: {"bytes": _built_bytes(model, parameters, small)})["bytes"])
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from simdev.graphs.parallel_model import ParallelModel, Part
@@ -89,8 +89,15 @@ def of_microbatch(small: StageProgram, large: StageProgram, sizes: tuple[int, in
 def _continued(small: StageProgram, large: StageProgram, size: Callable[[int, int], int]) -> StageProgram:
     """The program in which each number is ``size`` of the numbers of two captures."""
 
+    @cache  # layers repeat signatures
+    def signature(a: str, b: str) -> str:
+        return _signature(a, b, size)
+
+    def segment(a: Segment, b: Segment) -> Segment:
+        return _segment(a, b, size, signature)
+
     def segments(a: tuple[Segment, ...], b: tuple[Segment, ...]) -> tuple[Segment, ...]:
-        return tuple(_segment(x, y, size) for x, y in zip(a, b, strict=True))
+        return tuple(segment(x, y) for x, y in zip(a, b, strict=True))
 
     forward, finish = segments((small.forward, small.finish), (large.forward, large.finish))
     sizes: dict[str, Any] = {
@@ -99,18 +106,20 @@ def _continued(small: StageProgram, large: StageProgram, size: Callable[[int, in
     }
     first, further, last, only = segments(small.backward, large.backward)
     backward, split = (first, further, last, only), segments(small.split, large.split)
-    others = alike_others(small, large, lambda a, b: _segment(a, b, size))
+    others = alike_others(small, large, segment)
     return replace(small, forward=forward, backward=backward, finish=finish, split=split, others=others, **sizes)
 
 
-def _segment(small: Segment, large: Segment, size: Callable[[int, int], int]) -> Segment:
+def _segment(
+    small: Segment, large: Segment, size: Callable[[int, int], int], signature: Callable[[str, str], str]
+) -> Segment:
     if len(small.calls) != len(large.calls):
         raise NotRepeating(f"{small.name}: two captures have different numbers of calls")
-    calls = tuple(_call(x, y, size) for x, y in zip(small.calls, large.calls, strict=True))
+    calls = tuple(_call(x, y, size, signature) for x, y in zip(small.calls, large.calls, strict=True))
     return Segment(small.name, calls, size(small.live_bytes, large.live_bytes))
 
 
-def _call(small: Call, large: Call, size: Callable[[int, int], int]) -> Call:
+def _call(small: Call, large: Call, size: Callable[[int, int], int], signature: Callable[[str, str], str]) -> Call:
     if (small.kind, small.stream, small.waits, small.axes) != (large.kind, large.stream, large.waits, large.axes):
         raise NotRepeating(f"call {small.kind!r} differs in two captures")
     if small == large and small.live_bytes == large.live_bytes:
@@ -118,7 +127,7 @@ def _call(small: Call, large: Call, size: Callable[[int, int], int]) -> Call:
     return Call(  # replace() takes twice as long, and there are 50,000 calls in the plans of a job
         small.stream,
         small.kind,
-        _signature(small.signature, large.signature, size),
+        signature(small.signature, large.signature),
         size(small.flops, large.flops),
         size(small.bytes_read, large.bytes_read),
         size(small.bytes_written, large.bytes_written),

@@ -11,8 +11,6 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from simdev.parallel.costs.allocator import ALLOCATED, MOST_ALLOCATED, MOST_RESERVED, ORDER, RESERVED, SPARE
-
 GRANULE = 512  # every block is a multiple
 SMALL = 1 << 20  # requests up to this size share segments of SMALL_SEGMENT bytes
 SMALL_SEGMENT = 2 << 20
@@ -21,6 +19,7 @@ LARGE_SEGMENT = 20 << 20
 ROUND = 2 << 20  # segments of even larger requests are a multiple
 ORDERS = 32  # bits for the order of a block
 
+ALLOCATED, RESERVED, MOST_ALLOCATED, MOST_RESERVED, ORDER, SPARE = range(6)  # of ``totals``
 part = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)  # called by kernels only
 
 

@@ -15,9 +15,11 @@ from math import inf
 
 import numpy as np
 
+from simdev.parallel.costs import _kernel
+from simdev.parallel.costs._kernel import ALLOCATED, MOST_ALLOCATED, MOST_RESERVED, RESERVED, SPARE
+
 Event = tuple[int, int, int]  # (key, bytes, stream): an allocation, or with 0 bytes the release of a key
 LIMIT = 1 << 60  # bytes that no board has
-ALLOCATED, RESERVED, MOST_ALLOCATED, MOST_RESERVED, ORDER, SPARE = range(6)  # totals (simdev.parallel.costs._kernel)
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,6 @@ class Counter:
 
     def replay(self, events: Iterable[Event] | np.ndarray) -> None:
         """Apply events, int64 ``(n, 3)``, in their order. A key that is allocated again is released first."""
-        from simdev.parallel.costs import _kernel
-
         rows = as_events(events)
         self._held = _longer(self._held, _end(rows[:, 0]))
         _kernel.count(self._totals, self._held, rows)
@@ -64,8 +64,6 @@ class CachingAllocator(Counter):
     taken, so that the peak says how much is lacking."""
 
     def __init__(self, limit: float = inf):
-        from simdev.parallel.costs import _kernel
-
         self.limit = int(min(limit, LIMIT))
         none, flat = np.zeros(0, np.int64), np.zeros((0, 0), np.int64)
         self._totals = np.zeros(6, np.int64)
@@ -80,8 +78,6 @@ class CachingAllocator(Counter):
         return int(self._totals[MOST_RESERVED])
 
     def replay(self, events: Iterable[Event] | np.ndarray) -> None:
-        from simdev.parallel.costs import _kernel
-
         rows = as_events(events)
         pools = max(len(self._state.filled), 2 * _end(rows[:, 2]))
         self._grow(len(self._state.size), pools, _end(rows[:, 0]))

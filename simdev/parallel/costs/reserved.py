@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,12 +25,14 @@ from simdev.graphs.parallel_model import Part, every_nth
 from simdev.parallel.capture import kept
 from simdev.parallel.capture.resize import few_shards, of_shares
 from simdev.parallel.capture.stage import alike_on_all_ranks, few_parts
-from simdev.parallel.costs.allocator import CachingAllocator, Counter, Reserved
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import SPLIT, Action, pipeline_order
 from simdev.parallel.passes import STEP
 from simdev.parallel.plan import DIVIDED, Plan, order_of_capture
 from simdev.parallel.program import NotRepeating
+
+if TYPE_CHECKING:  # Numba is loaded where something is replayed
+    from simdev.parallel.costs.allocator import Counter, Reserved
 
 STEPS = 2  # replayed steps; a later one reserves nothing more in the plans that were tried
 FORMAT = 2  # of kept allocations
@@ -72,6 +75,8 @@ def reserved_bytes(plan: Plan, known: dict | None = None) -> tuple[Reserved, ...
     Of more than four pipeline ranks the first two and the last are replayed; those between them have the ratio of
     reserved to allocated memory of the second one.
     """
+    from simdev.parallel.costs.allocator import CachingAllocator, Counter, Reserved
+
     if plan.schedule in SPLIT:
         return None
     known = {} if known is None else known
@@ -172,19 +177,18 @@ class _PassEvents:
             left[slots[self.end][_gradients(found)]] = False
         if plan.receive_buffers and stage + 1 < plan.stages:
             left[begin[2 : self.end : 2]] = False
-        tables = found.segments
         single = np.zeros(self.slots, bool)  # one for all microbatches
         single[: begin[1]] = True
         single[begin[self.end] :] = True
         for segment in range(1, self.end):
-            owner = tables[segment][:, OWNER]
+            owner = found.segments[segment][:, OWNER]
             single[slots[segment][(owner > 0) & ((owner - 1) // 2 != (segment - 1) // 2)]] = True
         ended = np.unique(slots[self.end])  # by the end of the step: by which microbatch is looked up
         ended = ended[~single[ended]]
         row = np.full(self.slots, -1)
         row[ended] = np.arange(len(ended))
         self.passes = []
-        for segment, (table, slot) in enumerate(zip(tables, slots, strict=True)):
+        for segment, (table, slot) in enumerate(zip(found.segments, slots, strict=True)):
             how = np.where(single[slot], -2, -3 - row[slot] if segment == self.end else row[slot])
             columns = slot, table[:, BYTES], table[:, STREAM], how
             one = [np.ascontiguousarray(column[left[slot]]) for column in columns]

@@ -32,7 +32,7 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(512, 64)
-        self.blocks = nn.ModuleList(Block() for _ in range(6))
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
         self.head = nn.Linear(64, 512, bias=False)
 
     def forward(self, x):
@@ -53,7 +53,8 @@ def nothing():
     return 3
 """
 BLOCK = 2 * 64 + 2 * 64 * 256 + 256 + 64
-PARAMETERS = 6 * BLOCK + 2 * 512 * 64
+BLOCKS = 4
+PARAMETERS = BLOCKS * BLOCK + 2 * 512 * 64
 
 
 @pytest.fixture
@@ -64,9 +65,11 @@ def entry(tmp_path, monkeypatch):
     return f"{tmp_path}/my_model.py:make_step"
 
 
-def captured(entry, mesh):
+def captured(entry, mesh, order="FB"):
+    """The whole model: a step of one microbatch, or of several with ``STEP``."""
     model, parameters = find_model(entry)
-    return capture_stage(model, parameters, parse_mesh(mesh), model.part(parameters, parameters["layers"]))
+    part = model.part(parameters, parameters["layers"])
+    return capture_stage(model, parameters, parse_mesh(mesh), part, order)
 
 
 def count(program, kind):
@@ -74,31 +77,34 @@ def count(program, kind):
 
 
 def test_blocks_and_the_rest_are_sharded(entry):
-    program = captured(entry, "dp_shard=2")
-    assert program.parameters == PARAMETERS // 2
-    assert program.resident_bytes == PARAMETERS // 2 * 8  # SGD keeps the momentum
+    """Six blocks, which are captured with three and with four of them."""
+    path, _, _ = entry.rpartition(":")
+    Path(path).write_text(PLAIN.replace("range(4)", "range(6)"), encoding="utf-8")
+    program = captured(entry, "dp_shard=2", STEP)
+    assert program.parameters == (PARAMETERS + 2 * BLOCK) // 2
+    assert program.resident_bytes == (PARAMETERS + 2 * BLOCK) // 2 * 8  # SGD keeps the momentum
     assert count(program, "all_gather") == 2 * 6 + 1 and count(program, "reduce_scatter") == 6 + 1
 
 
 def test_parameters_may_stay_gathered(entry):
-    assert count(captured(f"{entry}[reshard_after_forward=false]", "dp_shard=2"), "all_gather") == 6 + 1
+    assert count(captured(f"{entry}[reshard_after_forward=false]", "dp_shard=2"), "all_gather") == BLOCKS + 1
 
 
 def test_replicas_reduce_gradients(entry):
     program = captured(entry, "dp_replicate=2")
-    assert program.parameters == PARAMETERS and count(program, "all_reduce") == 6 + 1
+    assert program.parameters == PARAMETERS and count(program, "all_reduce") == BLOCKS + 1
 
 
 def test_blocks_are_recomputed(entry):
     kept, again = captured(entry, "dp_shard=2"), captured(f"{entry}[recompute=full]", "dp_shard=2")
     assert again.forward.live_bytes < kept.forward.live_bytes
-    assert count(again, "addmm") == count(kept, "addmm") + 6  # the block's last product is not needed again
+    assert count(again, "addmm") == count(kept, "addmm") + BLOCKS  # the block's last product is not needed again
 
 
 def test_a_plan_and_its_figures(entry):
     model, parameters = find_model(f"{entry}[length=32]")
     tokens = 32
-    assert model.flops(parameters) == 6 * tokens * (6 * 2 * 64 * 256 + 512 * 64)
+    assert model.flops(parameters) == 6 * tokens * (BLOCKS * 2 * 64 * 256 + 512 * 64)
     report = simulate_plan(Plan(model, parameters, load_cluster("dgx-h100"), parse_mesh("dp_shard=8")))
     assert report.fits and report.step_ns > 0
     assert model.axes == ("dp_replicate", "dp_shard", "tp") and model.pipeline and not model.notes
@@ -108,10 +114,10 @@ def test_two_products_are_divided_by_columns_and_rows(entry):
     model, parameters = find_model(entry)
     assert model.function.tp_plan == {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
     program = captured(entry, "tp=2")
-    assert program.parameters == PARAMETERS - 6 * (2 * 64 * 256 + 256) // 2
+    assert program.parameters == PARAMETERS - BLOCKS * (2 * 64 * 256 + 256) // 2
     reduced = [call.payload_bytes for call in program.forward.calls if call.kind == "all_reduce"]
-    assert reduced == [1 * 32 * 64 * 4] * 6  # one of f32[1,32,64] for each block
-    assert count(program, "all_reduce") == 2 * 6
+    assert reduced == [1 * 32 * 64 * 4] * BLOCKS  # one of f32[1,32,64] for each block
+    assert count(program, "all_reduce") == 2 * BLOCKS
     with pytest.raises(InvalidInput, match="256 heads or columns do not divide by 3"):
         model.checks(parameters, parse_mesh("tp=3"))
 
@@ -136,16 +142,16 @@ def test_stages_share_the_model(entry):
     mesh = parse_mesh("dp_shard=2")
     first, middle, last = (
         capture_stage(model, parameters, mesh, model.part(parameters, layers, start), order="FB")
-        for start, layers in ((0, 2), (2, 3), (5, 1))
+        for start, layers in ((0, 1), (1, 2), (3, 1))
     )
-    assert first.parameters == (2 * BLOCK + 512 * 64) // 2
-    assert middle.parameters == 3 * BLOCK // 2
+    assert first.parameters == (BLOCK + 512 * 64) // 2
+    assert middle.parameters == 2 * BLOCK // 2
     assert last.parameters == (BLOCK + 512 * 64) // 2
     assert first.output_bytes == middle.output_bytes == 32 * 64 * 2  # bf16, as FSDP computes
     kinds = [[call.kind for call in stage.forward.calls] for stage in (first, middle, last)]
     assert [("embedding" in some, some.count("addmm"), "nll_loss_forward" in some) for some in kinds] == [
-        (True, 4, False),
-        (False, 6, False),
+        (True, 2, False),
+        (False, 4, False),
         (False, 2, True),
     ]
     report = simulate_plan(Plan(model, parameters, load_cluster("dgx-h100"), parse_mesh("pp=2,dp_shard=2,tp=2"), 4))
@@ -162,10 +168,10 @@ def test_tied_parameters_are_on_both_ends_and_skips_are_refused(entry):
     Path(path).write_text(tied, encoding="utf-8")
     model, parameters = find_model(entry)
     programs = [
-        capture_stage(model, parameters, Mesh({}), model.part(parameters, n, start))
-        for start, n in ((0, 1), (1, 4), (5, 1), (0, 6))
+        capture_stage(model, parameters, Mesh({}), model.part(parameters, n, start), order="FB")
+        for start, n in ((0, 1), (1, 2), (3, 1), (0, 4))
     ]
-    assert [p.parameters for p in programs] == [BLOCK + 512 * 64, 4 * BLOCK, BLOCK + 512 * 64, 6 * BLOCK + 512 * 64]
+    assert [p.parameters for p in programs] == [BLOCK + 512 * 64, 2 * BLOCK, BLOCK + 512 * 64, 4 * BLOCK + 512 * 64]
     skip = PLAIN.replace("x = self.embedding(x)", "x = y = self.embedding(x)").replace(
         "self.head(x)", "self.head(x + y)"
     )
@@ -210,11 +216,11 @@ def test_an_optimizer_keeps_its_own_state(entry, optimizer, bytes_each, kernels)
     changed = f"p = list(model.parameters())\n    optimizer = torch.optim.{optimizer}"
     path.write_text(PLAIN.replace(line, changed), encoding="utf-8")
     model, parameters = find_model(entry)
-    program = capture_stage(model, parameters, Mesh({}), model.part(parameters, parameters["layers"]))
-    tensors = 6 * 6 + 2
+    program = capture_stage(model, parameters, Mesh({}), model.part(parameters, parameters["layers"]), order="FB")
+    tensors = 6 * BLOCKS + 2
     steps = 4 * tensors if "Ad" in optimizer else 0  # one number for each tensor
-    factors = 6 * (256 + 64) * 2 + 2 * (512 + 64)  # Adafactor keeps rows and columns of each matrix ...
-    vectors = 6 * (256 + 64 + 2 * 64)  # ... and vectors whole
+    factors = BLOCKS * (256 + 64) * 2 + 2 * (512 + 64)  # Adafactor keeps rows and columns of each matrix ...
+    vectors = BLOCKS * (256 + 64 + 2 * 64)  # ... and vectors whole
     state = 4 * (factors + vectors) if bytes_each is None else (bytes_each - 4) * PARAMETERS
     assert program.resident_bytes == 4 * PARAMETERS + state + steps
     if kernels:  # PyTorch updates all parameters in one kernel on a GPU
@@ -228,8 +234,8 @@ def test_several_optimizers_update_their_parameters(entry):
     rest = "rest = [*model.embedding.parameters(), *model.head.parameters()]"
     path.write_text(PLAIN.replace(line, f"{rest}\n    optimizer = [{split}]"), encoding="utf-8")
     model, parameters = find_model(entry)
-    program = capture_stage(model, parameters, Mesh({}), model.part(parameters, parameters["layers"]))
-    assert program.resident_bytes == 4 * PARAMETERS + 4 * 6 * 2 * 64 * 256  # Muon's momentum alone
+    program = capture_stage(model, parameters, Mesh({}), model.part(parameters, parameters["layers"]), order="FB")
+    assert program.resident_bytes == 4 * PARAMETERS + 4 * BLOCKS * 2 * 64 * 256  # Muon's momentum alone
     kinds = [call.kind for call in program.finish.calls]
     assert kinds.count("_foreach_add_") == 1 and kinds.count("mm") > 0  # SGD; Newton and Schulz's products
 
@@ -239,7 +245,7 @@ def test_a_block_that_is_read_elsewhere_belongs_to_the_model(entry):
     read = PLAIN.replace("return self.head(x)", "return self.head(self.blocks[0].norm(x))")
     path.write_text(read, encoding="utf-8")
     program = captured(entry, "dp_shard=2")
-    assert count(program, "all_gather") == 2 * 5 + 1 and count(program, "reduce_scatter") == 5 + 1
+    assert count(program, "all_gather") == 2 * (BLOCKS - 1) + 1 and count(program, "reduce_scatter") == BLOCKS
 
 
 def test_attention_is_divided_by_heads(entry):
@@ -259,7 +265,8 @@ def test_attention_is_divided_by_heads(entry):
     model, parameters = find_model(entry)
     assert model.notes == () and model.function.tp_plan["blocks.*.attention"] == "input 1 of 2"
     program = captured(entry, "tp=2")
-    assert count(program, "all_reduce") == 4 * 6  # as in Megatron-LM: two in the forward pass, two in the backward pass
+    # As in Megatron-LM: two in the forward pass, two in the backward pass.
+    assert count(program, "all_reduce") == 4 * BLOCKS
     assert any("flash" in call.kind and "[1,2,32,16]" in call.signature for call in program.forward.calls)
     with pytest.raises(InvalidInput, match="2 heads"):
         model.checks(parameters, parse_mesh("tp=4"))
@@ -431,7 +438,7 @@ TWO_LISTS = (
         "        return self.head(x)",
         "        for block in self.others:\n            x = block(x)\n        return self.head(x)",
     )
-    .replace("range(6)", "range(COUNTS[0])")
+    .replace("range(4)", "range(COUNTS[0])")
     .replace(
         "class Model",
         """class Other(nn.Module):
@@ -449,29 +456,29 @@ class Model""",
 
 def test_blocks_that_do_not_run_are_not_repeated(entry, tmp_path):
     """Nine blocks, of which the forward pass runs four: a capture of three and of four would run three and four."""
-    code = PLAIN.replace("range(6)", "range(9)").replace("in self.blocks:", "in self.blocks[:4]:")
+    code = PLAIN.replace("range(4)", "range(9)").replace("in self.blocks:", "in self.blocks[:4]:")
     (tmp_path / "sliced.py").write_text(code, encoding="utf-8")
-    (tmp_path / "short.py").write_text(PLAIN.replace("range(6)", "range(4)"), encoding="utf-8")
+    (tmp_path / "short.py").write_text(PLAIN, encoding="utf-8")
     sliced = f"{tmp_path}/sliced.py:make_step"
     program, short = captured(sliced, "dp_shard=1"), captured(f"{tmp_path}/short.py:make_step", "dp_shard=1")
-    assert find_model(sliced)[0].function.parameters == PARAMETERS + 3 * BLOCK
+    assert find_model(sliced)[0].function.parameters == PARAMETERS + 5 * BLOCK
     assert sum(call.flops for call in program.forward.calls) == sum(call.flops for call in short.forward.calls) > 0
     with pytest.raises(InvalidInput, match=r"blocks\.4 does not run"):
-        captured(sliced, "dp_shard=2")
+        captured(sliced, "dp_shard=2", STEP)
 
 
 @pytest.mark.parametrize("mesh", ["dp_shard=2", "tp=2"])
-@pytest.mark.parametrize("recompute", [pytest.param("none", marks=pytest.mark.long), "full"])
-def test_two_lists_of_blocks_are_captured_with_few_of_each(entry, mesh, recompute):
+@pytest.mark.parametrize("recompute, order", [pytest.param("none", STEP, marks=pytest.mark.long), ("full", "FB")])
+def test_two_lists_of_blocks_are_captured_with_few_of_each(entry, mesh, recompute, order):
     path, _, _ = entry.rpartition(":")
-    Path(path).write_text(TWO_LISTS.replace("class Block", "COUNTS = 17, 15\n\nclass Block", 1), encoding="utf-8")
+    Path(path).write_text(TWO_LISTS.replace("class Block", "COUNTS = 15, 14\n\nclass Block", 1), encoding="utf-8")
     model, parameters = find_model(f"{entry}[recompute={recompute}]")
     part = model.part(parameters, parameters["layers"])
-    assert part.kinds == (0,) * 17 + (1,) * 15
+    assert part.kinds == (0,) * 15 + (1,) * 14
     assert [few.layers for few in few_captures(part)] == [6, 7, 7, 8]
-    few = capture_stage(model, parameters, parse_mesh(mesh), part)
+    few = capture_stage(model, parameters, parse_mesh(mesh), part, order)
     key = tuple(sorted((name, value) for name, value in parameters.items() if name != "layers"))
-    whole = captured_whole(model, key, parse_mesh(mesh), part, STEP)
+    whole = captured_whole(model, key, parse_mesh(mesh), part, order)
     assert (few.parameters, few.resident_bytes, few.output_bytes, few.shard_unit) == (
         whole.parameters,
         whole.resident_bytes,
@@ -499,7 +506,7 @@ def test_a_block_that_does_not_run_is_named(entry):
         encoding="utf-8",
     )
     with pytest.raises(InvalidInput, match=r"idle\.0 does not run with the inputs that were made up, and FSDP"):
-        captured(entry, "dp_shard=2")
+        captured(entry, "dp_shard=2", STEP)
 
 
 def test_an_estimate_knows_what_a_stage_sends(entry):

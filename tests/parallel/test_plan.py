@@ -42,8 +42,8 @@ def test_repeated_layers_are_the_captured_ones():
 
 
 def test_a_thread_that_samples_frames_changes_no_capture():
-    spec, parameters = find_model("gpt-1.3b[width=64,layers=4,heads=4,length=64,vocabulary=128]")
-    how = spec, parameters, parse_mesh("tp=2"), Part(4), (STEP, False, False, False)
+    spec, parameters = find_model("gpt-1.3b[width=64,layers=2,heads=4,length=64,vocabulary=128]")
+    how = spec, parameters, parse_mesh("tp=2"), Part(2), (STEP, False, False, False)
     quiet, ended, main = _capture(*how), threading.Event(), threading.get_ident()
 
     def sample():  # as the profiler of a Dask worker does
@@ -93,7 +93,8 @@ def test_folded_unfolded_merged_and_both_engines_agree(program):
 
 @pytest.mark.parametrize("mesh", ["dp_replicate=2,dp_shard=2,tp=2,pp=2", "tp=2,pp=4", "dp_shard=16,tp=2,pp=2"])
 def test_folded_and_unfolded_agree_on_larger_meshes(mesh):
-    program = prepare(plan_of(mesh))
+    stages = parse_mesh(mesh)["pp"]
+    program = prepare(plan_of(mesh, model=TINY.replace("layers=5", f"layers={stages}")))
     assert simulate_program(program).step_ns == simulate_program(program, unfolded=True).step_ns
 
 
@@ -138,7 +139,7 @@ def test_a_rank_may_have_several_stages():
 
 @pytest.mark.parametrize("mesh, schedule, stages", [("pp=2", "zero-bubble", 1), ("dp_shard=2,tp=2,pp=2", "zbv", 2)])
 def test_split_backward_passes_folded_and_unfolded_agree(mesh, schedule, stages):
-    model = TINY.replace("layers=5", "layers=4")
+    model = TINY.replace("layers=5", f"layers={2 * stages}")
     program = prepare(plan_of(mesh, model=model, schedule=schedule, stages_per_rank=stages))
     folded, unfolded = simulate_program(program), simulate_program(program, unfolded=True)
     assert folded.step_ns == unfolded.step_ns == simulate_program(program, engine="reference").step_ns

@@ -79,7 +79,7 @@ def test_an_action_without_work_is_named():
 # every schedule, with context, expert and tensor parallelism: folded and unfolded steps, both engines and the
 
 
-COMMON = "width=64,layers=4,heads=4,kv_heads=2,vocabulary=256,length=64"
+COMMON = "width=64,heads=4,kv_heads=2,vocabulary=256,length=64"
 LLAMA, MIXTRAL = f"llama3-8b[{COMMON},hidden=128]", f"mixtral-8x7b[{COMMON},hidden=32,experts=8,active=2]"
 ONE = [("gpipe", 1), ("1f1b", 1), ("zero-bubble", 1)]
 TWO = [("interleaved", 2), ("looped-bfs", 2), ("zero-bubble", 2), ("zbv", 2), ("dualpipe-v", 2)]
@@ -103,6 +103,7 @@ def test_no_schedule_is_left_out():
 @pytest.mark.parametrize("schedule, stages", (*ONE, *TWO))
 def test_all_ways_to_simulate_agree(known, entry, mesh, schedule, stages):
     spec, parameters = find_model(entry)
+    parameters["layers"] = 2 * stages
     host = Host(3000, 2000, 1000, 9000, 4000)
     plan = Plan(spec, parameters, load_cluster("dgx-h100"), parse_mesh(mesh), 4, schedule, stages, host)
     program = prepare(plan, known=known.setdefault(entry, {}))
@@ -258,12 +259,14 @@ def test_it_costs_time_in_1f1b():
 # slow ranks: few simulated ranks do what all of them do
 
 
-TINY = "llama3-8b[width=64,layers=4,heads=4,kv_heads=2,hidden=128,vocabulary=256,length=32]"
+TINY = "llama3-8b[width=64,heads=4,kv_heads=2,hidden=128,vocabulary=256,length=32]"
 pytestmark = pytest.mark.usefixtures("own_captures")
 
 
 def plan_of(mesh, host=None):
+    """A layer for each stage."""
     spec, parameters = find_model(TINY)
+    parameters["layers"] = parse_mesh(mesh)["pp"]
     return Plan(spec, parameters, load_cluster("dgx-h100"), parse_mesh(mesh), 4, host=host or Host())
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer.main
 
 ROOT = Path(__file__).parents[1]
 MOST_PROCESSES = 8  # each takes up to 3 GiB
@@ -29,6 +31,8 @@ _QUICK = "--xla_backend_optimization_level=0"
 with contextlib.suppress(PackageNotFoundError):
     _QUICK += " --xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else ""
 os.environ.setdefault("XLA_FLAGS", _QUICK)
+# Typer builds the objects of all commands anew whenever the command is called, which takes a tenth of a second.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 
 def pytest_xdist_auto_num_workers(config) -> int:

@@ -37,7 +37,7 @@ import heapq
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -366,6 +366,11 @@ def split_nodes(text: str) -> tuple[str, int | None]:
 
 def load_kinds() -> dict[str, DeviceKind]:
     """The device kinds that ship with simdev, by name."""
+    return dict(_shipped_kinds())
+
+
+@cache
+def _shipped_kinds() -> Mapping[str, DeviceKind]:
     data = read_toml(DEVICES_DIR / "kinds.toml")
     return {name: _kind(name, table, "kinds.toml") for name, table in data.get("kind", {}).items()}
 

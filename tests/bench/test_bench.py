@@ -656,6 +656,7 @@ def test_an_altered_cell_is_found_by_its_digest(folder, tmp_path, column):
 HISTORY = ("rules", "placer", "version", "params", "budget", "seed", "evaluations", "proof")
 
 
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("column", [name for name in rows.EXACT if name not in HISTORY or name == "version"])
 def test_a_forged_cell_is_found_by_recomputing(folder, tmp_path, column):
     # which version a file of one's own has is known only by running it: with --rerun, below
@@ -665,6 +666,7 @@ def test_a_forged_cell_is_found_by_recomputing(folder, tmp_path, column):
     assert differences
 
 
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("column", HISTORY)
 def test_a_forged_history_is_found_by_running_again(folder, tmp_path, column):
     copy = alter(folder, tmp_path, position(folder, "walk", "small"), column, ALTERED[column], forge=True)

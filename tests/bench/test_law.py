@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,25 +23,7 @@ from simdev.errors import InvalidInput
 from simdev.parallel.capture import kept
 
 LEADERBOARD = Path(__file__).parents[2] / "leaderboard"
-
-
-class Inline:
-    """A pool that does each task at once, in this process."""
-
-    def schedule(self, function, args=(), **_):
-        future = Future()
-        try:
-            future.set_result(function(*args))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch):
-    monkeypatch.setattr(workers, "worker_pool", lambda *_, **__: Inline())
-    monkeypatch.setattr(workers, "running", lambda pool: contextlib.nullcontext())
-    monkeypatch.setattr(workers, "limit_process", lambda limits: None)
+pytestmark = pytest.mark.usefixtures("at_once")
 
 
 @pytest.fixture(scope="module")
@@ -437,12 +418,12 @@ def test_a_rerun_opens_no_path_of_a_row(folder, tmp_path):
     assert "its policy or its starts are not part of simdev" in reasons
 
 
-def test_workers_capture_apart_although_their_server_is_older(folder, monkeypatch):
+def test_workers_capture_apart_although_their_server_is_older(folder, monkeypatch, at_once):
     """What was possible: after a bench in the same process, verification read the user's cache of captures."""
     monkeypatch.setenv(kept.APART, "/of/the/server")
     seen = []
 
-    class Older(Inline):
+    class Older(at_once):
         def schedule(self, function, args=(), **how):
             monkeypatch.setitem(os.environ, kept.APART, "/of/the/server")
             return super().schedule(function, args, **how)

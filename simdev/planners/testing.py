@@ -17,9 +17,9 @@ from simdev.user_file import sentence
 
 
 def small_job(**changes: Any) -> Job:
-    """A job of four A100s and a model of six layers that PyTorch captures within seconds, to try planners on;
+    """A job of four A100s and a model of four layers that PyTorch captures within seconds, to try planners on;
     ``changes`` are fields of :class:`simdev.planners.Job`."""
-    model, parameters = find_model("gpt-3.6b[width=256,layers=6,heads=4,length=256,vocabulary=1024]")
+    model, parameters = find_model("gpt-3.6b[width=256,layers=4,heads=2,length=256,vocabulary=1024]")
     fields = {"ranks": 4, "framework": "megatron", "microbatches": (1, 2), "schedules": ("1f1b",), **changes}
     return Job(model, parameters, load_cluster("dgx-a100"), **{"batch": 8, **fields})
 

@@ -211,7 +211,7 @@ def test_options_of_planners_are_refused_for_placers(tmp_path):
     assert "--batch: goes with -w and -t" in str(found.exception)
 
 
-MODEL = "gpt-3.6b[width=256,layers=4,heads=4,length=256,vocabulary=1024]"
+MODEL = "gpt-3.6b[width=256,layers=2,heads=4,length=256,vocabulary=1024]"
 CHOICES = '{"microbatches": [1], "recomputes": ["none"]}'
 
 

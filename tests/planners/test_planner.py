@@ -122,7 +122,7 @@ def test_no_plan_beats_its_bound(tiny_job, tiny_evaluator):
 def test_no_plan_beats_the_bound_of_the_job(tiny_job, tiny_evaluator):
     bound = job_bound_ns(tiny_evaluator)
     steps = [tiny_evaluator.outcome(choice, always=True).step_ns for choice in tiny_job.choices()]
-    uneven = Choice(Mesh({"pp": 2, "dp_replicate": 2}), 2, stage_layers=(4, 2))
+    uneven = Choice(Mesh({"pp": 2, "dp_replicate": 2}), 2, stage_layers=(3, 1))
     assert 0.2 * min(steps) < bound <= min(steps)
     assert bound <= tiny_evaluator.outcome(uneven).step_ns
 
@@ -132,7 +132,7 @@ def test_no_plan_beats_the_bound_of_all_plans(tiny_job):
     evaluator, one, tensor = Evaluator(job), Mesh({}), Mesh({"tp": 2})
     bound = any_plan_bound_ns(evaluator)
     plans = [Choice(Mesh({}), 2, stage_meshes=(mesh,)) for mesh in (one, Mesh({"dp_replicate": 2}), tensor)]
-    plans += [Choice(Mesh({"pp": 2}), n, stage_layers=(3, 3), stage_meshes=(one, one)) for n in (1, 2)]
+    plans += [Choice(Mesh({"pp": 2}), n, stage_layers=(2, 2), stage_meshes=(one, one)) for n in (1, 2)]
     found = [evaluator.outcome(choice, always=True) for choice in plans]
     assert bound <= min(outcome.step_ns for outcome in found)
     busy = [np.dot(o.compute_ns, [mesh.ranks for mesh in o.choice.stage_meshes]) / job.ranks for o in found]
@@ -206,10 +206,10 @@ def test_days_and_dollars_by_hand(tiny_job, tiny_evaluator):
 
 def test_uneven_stages_are_simulated(tiny_job, tiny_evaluator):
     even = tiny_evaluator.outcome(Choice(Mesh({"pp": 2, "dp_replicate": 2})))
-    skewed = tiny_evaluator.outcome(Choice(Mesh({"pp": 2, "dp_replicate": 2}), stage_layers=(5, 1)))
+    skewed = tiny_evaluator.outcome(Choice(Mesh({"pp": 2, "dp_replicate": 2}), stage_layers=(3, 1)))
     assert skewed.compute_ns[0] > even.compute_ns[0] and skewed.compute_ns[1] < even.compute_ns[1]
     with pytest.raises(InvalidInput, match="stage_layers"):
-        tiny_evaluator.outcome(Choice(Mesh({"pp": 2, "dp_replicate": 2}), stage_layers=(5, 2)))
+        tiny_evaluator.outcome(Choice(Mesh({"pp": 2, "dp_replicate": 2}), stage_layers=(3, 2)))
 
 
 @pytest.mark.parametrize("framework", ["compiled", "megatron"])
@@ -439,8 +439,8 @@ from simdev.planners.evaluate import Evaluator
 from simdev.planners.planner import find_planner
 from simdev.planners.testing import small_job
 
-job = small_job(schedules=("1f1b", "interleaved", "zero-bubble"))
-budget = PlanBudget(Evaluator(job), evaluations=8)
+job = small_job(ranks=2, microbatches=(1,), schedules=("interleaved", "zero-bubble"))
+budget = PlanBudget(Evaluator(job), evaluations=4)
 print(find_planner("search")[0].plan(job, rng=np.random.default_rng(0), budget=budget), "torch" in sys.modules)
 """
 

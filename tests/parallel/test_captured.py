@@ -126,7 +126,7 @@ def test_a_job_is_packed_with_all_captures_that_its_plan_asks_for(monkeypatch, t
 
     monkeypatch.setattr(kept, "SHIPPED", tmp_path / "captures.zip")
     monkeypatch.setattr(kept, "_index", kept._index.__wrapped__)
-    small = "gpt-3.6b[width=256,layers=6,heads=4,length=256,vocabulary=1024]"
+    small = "gpt-3.6b[width=256,layers=4,heads=4,length=256,vocabulary=1024]"
     only = ["--planner", "megatron", "--microbatch", "1", "--recompute", "none"]
     monkeypatch.setattr(packed_programs, "JOBS", {"tiny": [small, "dgx-a100", "--batch", "8", *only]})
     packed_programs.pack(["tiny"], lambda *_: None)

@@ -368,6 +368,7 @@ def test_a_host_that_waits_never_runs_ahead_of_the_device():
 
 
 SMALL = "llama3-8b[layers=7,width=512,hidden=1024,heads=8,length=512,vocabulary=1024]"
+SMALLER = SMALL.replace("layers=7", "layers=4")
 
 
 def by_hand(layers, grown=0):
@@ -442,7 +443,7 @@ def test_memory_after_a_step_is_what_it_was_before_and_pipelines_keep_buffers(tm
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     held = {}
     for framework, schedule in (("eager", "1f1b"), ("megatron", "1f1b"), ("eager", "zero-bubble")):
-        typed = TypedPlan(SMALL, "dgx-h100", "pp=3", 12, schedule, framework=framework)
+        typed = TypedPlan(SMALLER, "dgx-h100", "pp=3", 12, schedule, framework=framework)
         program = prepare(typed.plan, typed.prices())
         for rank, actions in enumerate(simulate_program(program).memory):
             received = received_bytes(program, rank)
@@ -470,7 +471,7 @@ def test_the_replay_allocates_what_the_plan_says(tmp_path, monkeypatch):
         ("pp=2,tp=2", "1f1b", 1, "megatron"),
         ("pp=2,dp_shard=2", "interleaved", 2, "eager"),
     ):
-        typed = TypedPlan(SMALL, "dgx-h100", mesh, 6, schedule, stages, framework=framework)
+        typed = TypedPlan(SMALLER, "dgx-h100", mesh, 6, schedule, stages, framework=framework)
         reserved = reserved_bytes(typed.plan)
         peaks = peak_bytes(prepare(typed.plan, typed.prices())).tolist()
         for one, peak in zip(reserved, peaks, strict=True):
@@ -483,9 +484,9 @@ def test_the_replay_allocates_what_the_plan_says(tmp_path, monkeypatch):
 def test_sharding_reserves_less_and_split_schedules_are_not_replayed(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = {ranks: reserved_bytes(TypedPlan(SMALL, "dgx-h100", f"dp_shard={ranks}").plan)[0] for ranks in (2, 8)}
+    found = {ranks: reserved_bytes(TypedPlan(SMALLER, "dgx-h100", f"dp_shard={ranks}").plan)[0] for ranks in (2, 8)}
     assert found[8].reserved < found[2].reserved
-    assert reserved_bytes(TypedPlan(SMALL, "dgx-h100", "pp=2", 4, "zero-bubble").plan) is None
+    assert reserved_bytes(TypedPlan(SMALLER, "dgx-h100", "pp=2", 4, "zero-bubble").plan) is None
 
 
 def test_a_job_whose_reserved_memory_is_too_much_does_not_fit(tmp_path, monkeypatch):
@@ -494,7 +495,7 @@ def test_a_job_whose_reserved_memory_is_too_much_does_not_fit(tmp_path, monkeypa
     from simdev.planners import Choice, Evaluator, Job
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    model, parameters = find_model(SMALL)
+    model, parameters = find_model(SMALLER)
     cluster = load_cluster("dgx-h100")
     job = Job(model, parameters, cluster, 8, ranks=2, recomputes=("none",))
     choice = Choice(Mesh({"dp_shard": 2}))

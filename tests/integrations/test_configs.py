@@ -557,7 +557,8 @@ def test_torchtitans_model_is_ours(model):
     config = executed(find_writer("torchtitan")(job, choice(dp_shard=job.ranks))).plan()
     with torch.device("meta"):
         theirs = sum(p.numel() for p in config.model_spec.model.build().parameters())
-    stage = capture_stage(job.model, {**job.parameters, "microbatch": 1}, Mesh({"dp_shard": 2}), Part(job.layers))
+    whole = Mesh({"dp_shard": 2}), Part(job.layers)
+    stage = capture_stage(job.model, {**job.parameters, "microbatch": 1}, *whole, order="FB")
     assert theirs == 2 * stage.parameters
 
 
@@ -588,7 +589,8 @@ def test_megatrons_model_is_ours(model, monkeypatch):
     job = JOBS[model]() if model in JOBS else make_job(model)
     axis = "dp_replicate" if model.startswith("gpt") else "dp_shard"
     a = megatron_arguments(find_writer("megatron")(job, choice(**{axis: job.ranks}, reduce_each=axis == "dp_shard")))
-    stage = capture_stage(job.model, {**job.parameters, "microbatch": 1}, Mesh({axis: 2}), Part(job.layers))
+    whole = Mesh({axis: 2}), Part(job.layers)
+    stage = capture_stage(job.model, {**job.parameters, "microbatch": 1}, *whole, order="FB")
     planned = stage.parameters * (2 if axis == "dp_shard" else 1)
     if model.startswith("gpt"):  # the captured program adds most biases within fused kernels, and keeps none of them
         planned += 6 * a["hidden-size"] * a["num-layers"]

@@ -73,8 +73,7 @@ dist.init_process_group()
 dist.init_process_group = end = lambda: None
 dist.destroy_process_group, end = end, dist.destroy_process_group
 for path in sys.argv[1:]:
-    if dist.get_rank() == 0:
-        print("script", path, flush=True)
+    print("script", path, flush=True)
     runpy.run_path(path, run_name="__main__")
 end()
 """
@@ -126,17 +125,14 @@ def write(tmp_path, monkeypatch):
 
 def losses(paths, ranks):
     """The losses that each script prints, all in one job of ``ranks`` processes, which import PyTorch once."""
-    found = {}
-    for line in printed_by(paths, ranks):
-        if line.startswith("script "):
-            found[line.removeprefix("script ")] = printed = []
-        elif "loss" in line:
-            printed.append(float(line.partition("loss ")[2].partition(",")[0]))
-    return [found[path.name] for path in paths]
+    return [
+        [float(line.partition("loss ")[2].partition(",")[0]) for line in lines if "loss" in line]
+        for lines in printed_by(paths, ranks)
+    ]
 
 
 def printed_by(paths, ranks, first=""):
-    """The lines that a job prints which runs the code ``first`` and then the scripts, rank by rank."""
+    """The lines that each script prints, rank by rank, in a job that runs the code ``first`` and then the scripts."""
     driver = paths[0].with_name("driver.py")
     driver.write_text(first + DRIVER, encoding="utf-8")
     logs = driver.with_name("logs")  # a file for each rank: the ranks' lines would mix in one pipe
@@ -149,7 +145,13 @@ def printed_by(paths, ranks, first=""):
     printed = [path.read_text(encoding="utf-8") for path in sorted(logs.rglob("stdout.log"))]
     assert done.returncode == 0, "\n".join([*(text[-2000:] for text in printed), done.stderr[-6000:]])
     assert len(printed) == ranks
-    return "".join(printed).splitlines()
+    found: dict[str, list[str]] = {path.name: [] for path in paths}
+    for line in "".join(printed).splitlines():
+        if line.startswith("script "):
+            lines = found[line.removeprefix("script ")]
+        else:
+            lines.append(line)
+    return [found[path.name] for path in paths]
 
 
 @pytest.mark.slow
@@ -157,14 +159,14 @@ def test_a_pipeline_keeps_the_buffers_that_its_plan_counts(write):
     """What each stage of PyTorch's pipeline still holds of a step, when the next one begins."""
     from simdev.parallel.plan import prepare, received_bytes
 
-    for plan in (
-        {"microbatch": 4, "pp": 2},
-        {"microbatch": 2, "pp": 2, "schedule": "interleaved", "stages_per_rank": 2},
-    ):
-        path, job, choice = write(**plan)
+    written = [
+        write(microbatch=4, pp=2),
+        write(microbatch=2, pp=2, schedule="interleaved", stages_per_rank=2),
+    ]
+    for (_, job, choice), lines in zip(written, printed_by([path for path, *_ in written], 2, KEPT), strict=True):
         made = job.plan(choice)
         program = prepare(made)
-        found = {line for line in printed_by([path], 2, KEPT) if line.startswith("kept")}
+        found = {line for line in lines if line.startswith("kept")}
         counted = [made.microbatches * sum(received_bytes(program, stage)) for stage in range(made.stages)]
         assert found - {f"kept {stage} 0" for stage in range(made.stages)} == {
             f"kept {stage} {size}" for stage, size in enumerate(counted)
@@ -216,41 +218,50 @@ def test_recomputed_dropout_is_the_same_dropout(write, tmp_path):
     assert found[1] == pytest.approx(found[0], rel=1e-11) and found[2] == pytest.approx(found[0], rel=1e-11)
 
 
-@pytest.mark.slow
-def test_losses_of_transformers_models_are_those_of_one_process(write):
+DEEPER = LLAMA.replace("layers=2", "layers=4")
+SPREAD = [
+    (MIXTRAL, {"microbatch": 4, "dp_shard": 2, "ep": 2}),
+    (MIXTRAL, {"microbatch": 4, "ep": 2, "tp": 2}),
+    (MIXTRAL, {"microbatch": 4, "pp": 2, "ep": 2}),
+    (LLAMA, {"microbatch": 2, "recompute": "full", "dp_shard": 2, "tp": 2}),
+    (LLAMA, {"microbatch": 2, "recompute": "selective", "pp": 2, "dp_shard": 2}),
+]
+SPREAD_OTHERWISE = [
+    (MIXTRAL, {"microbatch": 4, "ep": 2}),
+    (MIXTRAL, {"microbatch": 2, "dp_replicate": 2, "ep": 2}),
+    (LLAMA, {"microbatch": 4, "dp_replicate": 2, "dp_shard": 2}),
+    (LLAMA, {"microbatch": 4, "dp_replicate": 2, "tp": 2}),
+    (LLAMA, {"microbatch": 4, "schedule": "gpipe", "pp": 2, "dp_replicate": 2}),
+    (DEEPER, {"microbatch": 2, "schedule": "interleaved", "stages_per_rank": 2, "pp": 2, "dp_shard": 2}),
+]
+
+
+@pytest.mark.parametrize(
+    "plans",
+    [pytest.param(SPREAD, marks=pytest.mark.slow), pytest.param(SPREAD_OTHERWISE, marks=pytest.mark.long)],
+    ids=["few", "others"],
+)
+def test_losses_of_transformers_models_are_those_of_one_process(write, plans):
     """Tensor, expert and pipeline parallelism beside sharding, in float32: the scripts with one line changed."""
     pytest.importorskip("transformers")
 
-    def float32(**plan):
-        path = write(**plan)[0]
+    def float32(model, plan):
+        path, job, _ = write(model=model, **plan)
         text, changed = re.subn(
             r"(STORED, COMPUTED =) [^ ]+ [^ ]+", r"\1 torch.float32, torch.float32", path.read_text()
         )
         assert changed == 1
         path.write_text(text, encoding="utf-8")
-        return path
+        return path, job.ranks
 
-    one = [float32(model=LLAMA, microbatch=16, dp_shard=1), float32(model=MIXTRAL, microbatch=16, dp_shard=1)]
-    two = [float32(model=MIXTRAL, microbatch=4, ep=2)]
-    four = [
-        float32(model=MIXTRAL, microbatch=4, dp_shard=2, ep=2),
-        float32(model=MIXTRAL, microbatch=2, dp_replicate=2, ep=2),
-        float32(model=MIXTRAL, microbatch=4, ep=2, tp=2),
-        float32(model=MIXTRAL, microbatch=4, pp=2, ep=2),
-        float32(model=LLAMA, microbatch=4, dp_replicate=2, dp_shard=2),
-        float32(model=LLAMA, microbatch=4, dp_replicate=2, tp=2),
-        float32(model=LLAMA, microbatch=2, recompute="full", dp_shard=2, tp=2),
-        float32(model=LLAMA, microbatch=2, recompute="selective", pp=2, dp_shard=2),
-        float32(model=LLAMA, microbatch=4, schedule="gpipe", pp=2, dp_replicate=2),
-        float32(model=LLAMA.replace("layers=2", "layers=4"), microbatch=2, pp=2, dp_shard=2, schedule="interleaved",
-                stages_per_rank=2),
-    ]  # fmt: skip
-    one.append(float32(model=LLAMA.replace("layers=2", "layers=4"), microbatch=16, dp_shard=1))
-    dense, experts, deeper = losses(one, 1)
-    assert dense[2] < dense[1] < dense[0]
-    found = losses(two, 2) + losses(four, 4)
-    for script, expected in zip(found, [*[experts] * 5, *[dense] * 5, deeper], strict=True):
-        assert script == pytest.approx(expected, rel=1e-6)
+    models = list(dict.fromkeys(model for model, _ in plans))
+    one = losses([float32(model, {"microbatch": 16, "dp_shard": 1})[0] for model in models], 1)
+    assert all(found[2] < found[1] < found[0] for found in one)
+    expected, scripts = dict(zip(models, one, strict=True)), [(model, *float32(model, plan)) for model, plan in plans]
+    for ranks in sorted({ranks for *_, ranks in scripts}):
+        mine = [(model, path) for model, path, needed in scripts if needed == ranks]
+        for (model, _), found in zip(mine, losses([path for _, path in mine], ranks), strict=True):
+            assert found == pytest.approx(expected[model], rel=1e-6)
 
 
 def script_of(path):
@@ -465,16 +476,22 @@ TABLE = "self.register_buffer('table', torch.randn(8, 32))\n        self.head ="
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["buffered", "mixing"])
-def test_stages_of_a_model_that_mixes_other_tensors_in(write, tmp_path, name):
+def test_stages_of_a_model_that_mixes_other_tensors_in(write, tmp_path):
     """What other stages compute is on ``meta``; so is what they mix with buffers, or with what they make themselves."""
+    assert "TorchFunctionMode" not in write(2, pp=2, dp_shard=2)[0].read_text()
     ones = "torch.ones(32, device=self.blocks[0].up.weight.device)"
-    added = "self.table[: x.size(1)]" if name == "buffered" else ones
+    added = {"buffered": "self.table[: x.size(1)]", "mixing": ones}
+    written = [scripts_of_a_mixed_model(write, tmp_path, name, added[name]) for name in added]
+    one, two = (losses(scripts, ranks) for ranks, scripts in enumerate(zip(*written, strict=True), 1))
+    assert two == [pytest.approx(found, rel=1e-11) for found in one]
+
+
+def scripts_of_a_mixed_model(write, tmp_path, name, added):
+    """Scripts of the model ``name`` on one and on two ranks, after others of it were checked."""
     mixed = MODEL.replace("self.head =", TABLE).replace("x = self.embedding(x)", f"x = self.embedding(x) + {added}")
     (tmp_path / f"{name}.py").write_text(mixed, encoding="utf-8")
     path, job, choice = write(2, model=f"{tmp_path}/{name}.py:make_step", pp=2, dp_shard=2)
     assert "TorchFunctionMode" in path.read_text()
-    assert "TorchFunctionMode" not in write(2, pp=2, dp_shard=2)[0].read_text()
     assert calls_of(path, choice) == planned_calls(job, choice)
     ends = "self.stem, self.neck = (nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32)) for _ in range(2))"
     wide = mixed.replace(".double()", "").replace("self.head =", f"{ends}\n        self.head =")
@@ -484,8 +501,7 @@ def test_stages_of_a_model_that_mixes_other_tensors_in(write, tmp_path, name):
     (tmp_path / f"wide_{name}.py").write_text(wide, encoding="utf-8")
     write(**LOOPED, model=f"{tmp_path}/wide_{name}.py:make_step", dp_replicate=2, dp_shard=2, tp=2)  # is short, too
     model = f"{tmp_path}/{name}.py:make_step"
-    one, two = write(16, model=model, dp_shard=1)[0], write(4, model=model, pp=2)[0]
-    assert losses([two], 2)[0] == pytest.approx(losses([one], 1)[0], rel=1e-11)
+    return write(16, model=model, dp_shard=1)[0], write(4, model=model, pp=2)[0]
 
 
 @pytest.mark.parametrize("plan", [{"tp": 2}, pytest.param({"pp": 2, "schedule": "gpipe"}, marks=pytest.mark.slow)])
@@ -540,15 +556,23 @@ def test_the_script_of_a_transformers_model_executes_the_program(write, plan, mo
     assert used == {axis for axis, _ in choice.mesh.inner}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["plain", "transformers"])
-@pytest.mark.parametrize("schedule, stages", [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("looped-bfs", 2)])
-def test_the_pipeline_of_the_script_is_the_plans(write, schedule, stages, model):
+SCHEDULED = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "looped-bfs": 2}  # with the stages of a rank
+
+
+@pytest.mark.parametrize(
+    "schedule, model",
+    [
+        *(pytest.param(schedule, "plain", marks=pytest.mark.slow) for schedule in SCHEDULED),
+        *(pytest.param(schedule, "transformers", marks=pytest.mark.slow) for schedule in ("1f1b", "interleaved")),
+        *(pytest.param(schedule, "transformers", marks=pytest.mark.long) for schedule in ("gpipe", "looped-bfs")),
+    ],
+)
+def test_the_pipeline_of_the_script_is_the_plans(write, schedule, model):
     """Op by op, the gathering of sharded parameters included, which depends on the order of the passes."""
-    name = ""
+    name, stages = "", SCHEDULED[schedule]
     if model == "transformers":
         pytest.importorskip("transformers")
-        name = LLAMA.replace("layers=2", "layers=4")
+        name = LLAMA.replace("layers=2", f"layers={2 * stages}")
     path, job, choice = write(2, model=name, schedule=schedule, stages_per_rank=stages, pp=2, dp_shard=2)
     done, planned = calls_of(path, choice), planned_calls(job, choice)
     assert done == planned and all(any(kind == "all_gather" for kind, *_ in calls) for calls in done)

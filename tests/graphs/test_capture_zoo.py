@@ -14,10 +14,8 @@ torchvision:squeezenet1_1 torchvision:swin_t torchvision:vit_b_16 transformers:G
 transformers:AlbertForMaskedLM transformers:T5ForConditionalGeneration transformers:ViTForImageClassification
 diffusers:UNet2DModel
 """.split()
-MARKED = [
-    pytest.param(target, marks=pytest.mark.long if target == "diffusers:UNet2DModel" else pytest.mark.slow)
-    for target in DOZEN
-]
+LONG = {"transformers:AlbertForMaskedLM", "transformers:T5ForConditionalGeneration", "diffusers:UNet2DModel"}
+MARKED = [pytest.param(target, marks=pytest.mark.long if target in LONG else pytest.mark.slow) for target in DOZEN]
 
 
 @pytest.mark.parametrize("target", MARKED)

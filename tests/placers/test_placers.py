@@ -219,11 +219,13 @@ SPECS = placers()
 # once, all at night. Some placers take that long to compile for one.
 LONG_ON_ONE = {"colocrl", "doppler", "gdp", "hdp", "placeto", "placeto-joint"}
 LONG_ON_RANDOM = LONG_ON_ONE | {"cp-sat", "gdp-batch", "giph", "hsdag", "ip-throughput"}
-LONG_ON_INCEPTION = LONG_ON_ONE | {"cp-sat", "dp", "giph", "hsdag", "ip-throughput"}
+LONG_ON_INCEPTION = LONG_ON_ONE | {"dp", "giph", "hsdag", "ip-throughput"}
+NIGHTLY_ON_INCEPTION = {"cp-sat"}  # 25 processor seconds
 
 
-def marked(names, some, mark=pytest.mark.slow):
-    return [pytest.param(name, marks=mark if name in some else ()) for name in names]
+def marked(names, some, mark=pytest.mark.slow, nightly=()):
+    marks = {**dict.fromkeys(some, mark), **dict.fromkeys(nightly, pytest.mark.long)}
+    return [pytest.param(name, marks=marks.get(name, ())) for name in names]
 
 
 @pytest.mark.parametrize("name", marked(sorted(LONG_ON_RANDOM), LONG_ON_ONE))
@@ -242,7 +244,7 @@ def test_conformance_on_random_problems(name):
     assert placed or name == "expert"  # which knows none of these families
 
 
-@pytest.mark.parametrize("name", marked(SPECS, LONG_ON_INCEPTION))
+@pytest.mark.parametrize("name", marked(SPECS, LONG_ON_INCEPTION, nightly=NIGHTLY_ON_INCEPTION))
 def test_conformance_on_inception(name):
     if not graph_path("inception-v3").is_file():
         pytest.skip("the graph of inception-v3 is not shipped")

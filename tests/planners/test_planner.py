@@ -439,7 +439,7 @@ from simdev.planners.evaluate import Evaluator
 from simdev.planners.planner import find_planner
 from simdev.planners.testing import small_job
 
-job = small_job(ranks=2, microbatches=(1,), schedules=("interleaved", "zero-bubble"))
+job = small_job(ranks=2, microbatches=(1,), recomputes=("none",), schedules=("interleaved", "zero-bubble"))
 budget = PlanBudget(Evaluator(job), evaluations=4)
 print(find_planner("search")[0].plan(job, rng=np.random.default_rng(0), budget=budget), "torch" in sys.modules)
 """

@@ -235,11 +235,11 @@ MUTANTS = {
         ('self["dp_replicate"] * self["dp_shard"] * self["ep"]', 'self["dp_replicate"] * self["dp_shard"]'),
         ("range(-len(along), 0)", "range(len(along))"),
     ],
-    ("simdev/parallel/costs/allocator.py", ALLOCATOR): [
+    ("simdev/parallel/costs/_kernel.py", ALLOCATOR): [
         ("GRANULE if small else SMALL + 1", "GRANULE if small else SMALL"),
         ("LARGE_SEGMENT if size < MEDIUM", "LARGE_SEGMENT if size <= MEDIUM"),
-        ("if self.reserved_bytes + whole > self.limit:", "if self.reserved_bytes + whole >= self.limit:"),
-        ("if block.before is None and block.after is None]", "if block.before is None]"),
+        ("state.totals[RESERVED] + whole > limit", "state.totals[RESERVED] + whole >= limit"),
+        ("if state.before[block] < 0 and state.after[block] < 0:", "if state.before[block] < 0:"),
     ],
     ("simdev/parallel/costs/overlap.py", OVERLAP): [
         ("overlap * (1 - 1 / factor)", "overlap * (1 / factor)"),

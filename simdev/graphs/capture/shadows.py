@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     unset_fake_temporarily,
 )
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -25,6 +26,7 @@ aten = torch.ops.aten
 INDEXED = (aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_)
 MOST_ELEMENTS = 1 << 20  # larger tensors have no shadow
 MOST_DRAWN = 1 << 12  # nor have larger tensors of random numbers: weights, noise
+SET_DATA = torch.Tensor.data.__set__
 
 
 class Shadows(TorchDispatchMode):
@@ -41,6 +43,16 @@ class Shadows(TorchDispatchMode):
         self._real = WeakTensorKeyDictionary()
         self._stale: set[int] = set()  # storages of shadows that missed a write
         self._kept: list = []  # those storages, so that no address is used twice
+        self._exchanges: list[_Exchanges] = []
+
+    def __enter__(self):
+        self._exchanges.append(_Exchanges(self))
+        self._exchanges[-1].__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self._exchanges.pop().__exit__(*error)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -137,7 +149,7 @@ class Shadows(TorchDispatchMode):
             self._real[fake] = real.detach().clone()
 
     def exchange(self, tensor, other) -> None:
-        """``tensor`` has the contents of ``other`` from now on (``tensor.data = other``)."""
+        """Let ``tensor`` have the contents of ``other`` from now on (``tensor.data = other``)."""
         real = self.of(other)
         if isinstance(tensor, FakeTensor) and real is not None:
             self._real[tensor] = real
@@ -186,6 +198,20 @@ class Shadows(TorchDispatchMode):
             if isinstance(real, torch.Tensor) and not is_sparse(real):
                 self._stale.add(real.untyped_storage()._cdata)
                 self._kept.append(real.untyped_storage())
+
+
+class _Exchanges(TorchFunctionMode):
+    """Hears of ``tensor.data = other``, which is no op: a dispatch mode does not."""
+
+    def __init__(self, shadows: Shadows):
+        super().__init__()
+        self._shadows = shadows
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func == SET_DATA:
+            self._shadows.exchange(*args)
+        return out
 
 
 def leaves(args) -> list:

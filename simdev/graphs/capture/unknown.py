@@ -188,9 +188,6 @@ class _Reads(TorchFunctionMode):
             answer = fakes.take_for_finite(name)
             fakes.shadows.adopt(asked, torch.full(asked.shape, answer))
             return asked
-        if name == "__set__" and getattr(func, "__self__", None) is torch.Tensor.data:
-            func(*args, **kwargs)
-            return fakes.shadows.exchange(*args[:2])
         if name in ("numpy", "tolist", "__format__", "__float__", "__int__") and isinstance(tensor, FakeTensor):
             known = fakes.shadows.of(tensor)
             if known is not None:

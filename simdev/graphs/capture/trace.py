@@ -7,6 +7,7 @@ in-place write to a transient storage starts a new value (a new version of that 
 from __future__ import annotations
 
 import bisect
+import sys
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
@@ -44,6 +45,7 @@ TOGETHER = frozenset({"_amp_foreach_non_finite_check_and_unscale_"})  # multi-te
 COMPOSITE = frozenset("linear matmul einsum conv1d conv2d conv3d".split())  # whole only where wrappers call them
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 COUNTED = ("aten", "prims", "c10d", "_c10d_functional")  # namespaces in which PyTorch counts every product
+AROUND_A_TAPE = (__name__, "torch._compile", "torch._dynamo.eval_frame")  # modules whose functions lead to its methods
 RECOMPUTED = ".recomputed"  # the end of an op's name that a checkpoint computes again
 SKIPPED_ARGUMENTS = frozenset({"size", "dtype", "layout", "device", "pin_memory", "memory_format", "input_sizes"})
 
@@ -305,8 +307,12 @@ class Tape(TorchDispatchMode):
         if phase == "forward" and self.phase == "loop" and not self._layers and self._writes_parameter(writes):
             phase = "update"  # parameter.data.add_(...) with gradients on
         op = Op(self._kind(func, args, out), "", self._layer_now(phase), phase, 0, 0, 0, turn=self.turn)
-        if phase == "backward" and torch.is_grad_enabled() and torch._C._current_autograd_node() is not None:
-            # Backward nodes compute without gradients; only a checkpoint that runs its forward pass again has them.
+        with_gradients = (
+            phase == "backward" and torch.is_grad_enabled() and torch._C._current_autograd_node() is not None
+        )
+        if with_gradients and not _called_by_the_engine():
+            # A checkpoint runs its forward pass again, in Python, with gradients. PyTorch's own nodes have gradients
+            # with create_graph, but compute nothing again.
             op.label = op.kind + RECOMPUTED
         rows = sum(touched_bytes(tensor) for tensor, _ in inputs if is_sparse(tensor))  # of a dense one, no more
         op.sparse = rows > 0
@@ -347,7 +353,7 @@ class Tape(TorchDispatchMode):
             self._write(tensor, op, number)
         for tensor in fresh:
             self._new_value(tensor, number)
-        if phase == "backward" and self.keeps_saved and not op.label:
+        if phase == "backward" and self.keeps_saved and not with_gradients:
             self._hold_saved(op, number)
 
     def _hold_saved(self, op: Op, number: int) -> None:
@@ -478,6 +484,14 @@ def _single_call(name: str, call, given: dict):
     if found is None:
         raise Unsupported(f"the multi-tensor kernel _foreach_{name} has no single-tensor form; pass foreach=False")
     return found(*positional, **named)
+
+
+def _called_by_the_engine() -> bool:
+    """Whether a backward node of PyTorch's own, without a function in Python, calls the op that is being recorded."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__") in AROUND_A_TAPE:
+        frame = frame.f_back
+    return frame.f_code.co_name == "_engine_run_backward"
 
 
 # Arguments -----------------------------------------------------------------------------------------------------

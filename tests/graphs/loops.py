@@ -1091,3 +1091,177 @@ def samples_of_an_energy():
         optimizer.step()
 
     return CustomStep(model, (x(),), run)
+
+
+@loop
+def line_search_along_the_natural_gradient():
+    """Trust region policies: products with the Fisher matrix, conjugate gradients, steps tried until one is better."""
+    model = net(5, 16, 3)
+    parameters = list(model.parameters())
+
+    def flat(tensors):
+        return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+    def run(model, data, chosen, advantage):
+        with torch.no_grad():
+            before = model(data).log_softmax(1)
+
+        def gain():
+            ratio = (model(data).log_softmax(1) - before).gather(1, chosen[:, None]).squeeze(1).exp()
+            return (ratio * advantage).mean()
+
+        def fisher(vector):
+            divergence = functional.kl_div(model(data).log_softmax(1), before, log_target=True, reduction="batchmean")
+            slope = flat(torch.autograd.grad(divergence, parameters, create_graph=True))
+            return flat(torch.autograd.grad(slope @ vector, parameters)) + 0.1 * vector
+
+        start = gain()
+        residual = flat(torch.autograd.grad(start, parameters))
+        course, direction, size = torch.zeros_like(residual), residual.clone(), residual @ residual
+        for _ in range(3):
+            product = fisher(direction)
+            length = size / (direction @ product)
+            course, residual = course + length * direction, residual - length * product
+            size, old = residual @ residual, size
+            direction = residual + size / old * direction
+        contents = [parameter.detach().clone() for parameter in parameters]
+        steps = course.split([parameter.numel() for parameter in parameters])
+        for trial in range(5):
+            for parameter, content, step in zip(parameters, contents, steps, strict=True):
+                parameter.data = content + 0.5**trial * step.view_as(content)
+            with torch.no_grad():
+                if gain() > start:
+                    break
+
+    return CustomStep(model, (x(20, 5), y(20, 3), torch.randn(20)), run)
+
+
+@loop
+def answers_sampled_with_a_cache():
+    """Group relative policies: answers sampled token by token from cached keys, against a frozen reference."""
+    model = nn.ModuleDict({"words": nn.Embedding(50, 32), "mix": nn.Linear(32, 96), "logits": nn.Linear(32, 50)})
+    reference = copy.deepcopy(model).requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def read(model, words, cache=None):
+        query, *new = (part[:, None] for part in model["mix"](model["words"](words)).chunk(3, -1))
+        keys, values = new if cache is None else (torch.cat(pair, 2) for pair in zip(cache, new, strict=True))
+        mixed = functional.scaled_dot_product_attention(query, keys, values, is_causal=cache is None)
+        return model["logits"](mixed[:, 0]), (keys, values)
+
+    def surprise(model, words):
+        return read(model, words[:, :-1])[0].log_softmax(-1).gather(2, words[:, 1:, None]).squeeze(2)
+
+    def run(model, prompts):
+        words = prompts.repeat_interleave(4, 0)
+        with torch.no_grad():
+            logits, cache = read(model, words)
+            for _ in range(5):
+                word = torch.multinomial(logits[:, -1].softmax(-1), 1)
+                words = torch.cat([words, word], 1)
+                logits, cache = read(model, word, cache)
+            reward = (words[:, 8:] % 2).float().mean(1).view(-1, 4)
+            advantage = ((reward - reward.mean(1, keepdim=True)) / (reward.std(1, keepdim=True) + 1e-4)).view(-1, 1)
+            before, known = surprise(model, words), surprise(reference, words)
+        for _ in range(2):
+            now = surprise(model, words)
+            ratio = (now - before).exp()
+            gain = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+            distance = (known - now).exp() - (known - now) - 1
+            optimizer.zero_grad()
+            (0.04 * distance - gain)[:, 7:].mean().backward()
+            optimizer.step()
+
+    return CustomStep(model, (torch.randint(0, 50, (3, 8)),), run)
+
+
+class LossInChunks(torch.autograd.Function):
+    """The loss over a large vocabulary: each chunk's logits and gradients are taken and left in the forward pass."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, words):
+        of_hidden, of_weight, total = torch.empty_like(hidden), torch.zeros_like(weight), 0.0
+        for start in range(0, len(hidden), 8):
+            with torch.enable_grad():
+                part = hidden[start : start + 8].detach().requires_grad_()
+                own = weight.detach().requires_grad_()
+                loss = functional.cross_entropy(part @ own.t(), words[start : start + 8], reduction="sum")
+                of_hidden[start : start + 8], chunk = torch.autograd.grad(loss, (part, own))
+            of_weight += chunk
+            total = total + loss.detach()
+        ctx.save_for_backward(of_hidden / len(hidden), of_weight / len(hidden))
+        return total / len(hidden)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return *(gradient * saved for saved in ctx.saved_tensors), None
+
+
+@loop
+def logits_in_chunks():
+    model = nn.ModuleDict({"words": nn.Embedding(100, 16), "mix": net(16, 32, 16), "out": nn.Linear(16, 100, False)})
+
+    def body(model, words):
+        return LossInChunks.apply(model["mix"](model["words"](words[:-1])), model["out"].weight, words[1:])
+
+    return simple(body, model, torch.optim.Adam, (torch.randint(0, 100, (25,)),))
+
+
+@loop
+def recurrence_by_an_associative_scan():
+    from torch._higher_order_ops import associative_scan
+
+    model = nn.ModuleDict({"keep": nn.Linear(16, 16), "add": nn.Linear(16, 16), "out": nn.Linear(16, 4)})
+
+    def body(model, data, labels):
+        pairs = model["keep"](data).sigmoid(), model["add"](data)
+        join = lambda first, second: (first[0] * second[0], second[0] * first[1] + second[1])  # noqa: E731
+        return functional.cross_entropy(
+            model["out"](associative_scan(join, pairs, 1, combine_mode="generic")[1][:, -1]), labels
+        )
+
+    return simple(body, model, data=(torch.randn(8, 6, 16), y()))
+
+
+@loop
+def queries_matched_by_scipy():
+    """Set prediction: the cheapest match of queries and boxes is found outside of PyTorch."""
+    from scipy.optimize import linear_sum_assignment
+
+    model = net(16, 32, 5 * 4)
+
+    def body(model, data, boxes):
+        total = 0.0
+        for found, truth in zip(model(data).view(len(data), 5, 4), boxes, strict=True):
+            rows, columns = linear_sum_assignment(torch.cdist(found, truth, p=1).detach().cpu().numpy())
+            total = total + functional.l1_loss(found[torch.as_tensor(rows)], truth[torch.as_tensor(columns)])
+        return total / len(data)
+
+    return simple(body, model, torch.optim.AdamW, (x(), torch.rand(8, 3, 4)))
+
+
+@loop
+def damped_least_squares_by_jacrev():
+    """Levenberg and Marquardt: a Jacobian of all samples, a linear solve, a step that is taken back if it is bad."""
+    model, damping = net(2, 8, 1), 0.01
+
+    def run(model, data, truth):
+        nonlocal damping
+        contents = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+        def errors(contents):
+            return torch.func.functional_call(model, contents, (data,)).squeeze(1) - truth
+
+        slopes = torch.cat([slope.flatten(1) for slope in torch.func.jacrev(errors)(contents).values()], 1)
+        before = errors(contents)
+        step = torch.linalg.solve(slopes.T @ slopes + damping * torch.eye(slopes.shape[1]), slopes.T @ before)
+        sizes = [parameter.numel() for parameter in model.parameters()]
+        with torch.no_grad():
+            for parameter, part in zip(model.parameters(), step.split(sizes), strict=True):
+                parameter.sub_(part.view_as(parameter))
+            better = errors(dict(model.named_parameters())).square().sum() < before.square().sum()
+        damping *= 0.3 if better else 3.0
+        if not better:
+            model.load_state_dict(contents)
+
+    return CustomStep(model, (x(20, 2), torch.randn(20)), run)

@@ -288,6 +288,26 @@ def test_selective_checkpoints_keep_what_the_policy_keeps():
     assert not any(name.startswith("addmm") for name in again)
 
 
+def test_gradients_of_gradients_compute_nothing_again():
+    """With ``create_graph``, the ops of a backward pass have gradients, as those of a checkpoint do."""
+    from torch.utils.checkpoint import checkpoint
+
+    def penalised(checkpointed):
+        model, x = Deep(None), torch.zeros(512, 64, requires_grad=True)
+        optimizer = torch.optim.SGD(model.parameters())
+
+        def run(model, x):
+            score = checkpoint(model, x, use_reentrant=False) if checkpointed else model(x)
+            torch.autograd.grad(score.square().sum(), x, create_graph=True)[0].square().sum().backward()
+            optimizer.step()
+
+        return CustomStep(model, (x,), run)
+
+    plain, saved = capture(penalised(False), "plain"), capture(penalised(True), "saved")
+    assert "recomputed_ops" not in plain.meta
+    assert saved.meta["recomputed_ops"] > 0
+
+
 # Inference -----------------------------------------------------------------------------------------------------
 
 

@@ -42,12 +42,14 @@ SIZES = sizes(
         training_evaluations=60,
         tuning_evaluations=20,
     ),
+    # Small leaves open whether groups are learned in more evaluations, and whether two test graphs of a family are
+    # like the others.
     full=dict(
-        joint_evaluations=20_000,
+        joint_evaluations=10_000,
         seeds=10,
         graphs_of_a_family=32,
-        training_evaluations=100_000,
-        tuning_evaluations=20_000,
+        training_evaluations=20_000,
+        tuning_evaluations=2000,
     ),
 )
 

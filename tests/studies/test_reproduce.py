@@ -120,6 +120,16 @@ def test_graphs_without_a_name_are_kept_beside_the_results(tmp_path):
     assert (tmp_path / "graphs" / f"{graph.fingerprint}.npz").is_file()
 
 
+def test_trainings_of_two_lengths_are_two_policies(tmp_path, monkeypatch):
+    names = []
+    with Lab(tmp_path, lab.Size(), Observer()) as folder:
+        monkeypatch.setattr(folder, "policy", lambda name, *_, **__: names.append(name) or name)
+        monkeypatch.setattr(folder, "runs", lambda *_: [])
+        for evaluations in (60, 600):
+            folder.trained("placeto", "nmt", [], [], seeds=2, evaluations=evaluations, tuning=1)
+    assert len(set(names)) == 4
+
+
 def test_unknown_experiments_and_scales(tmp_path):
     with pytest.raises(UnknownName, match="did you mean 'placeto'"):
         reproduce("placetto", tmp_path)

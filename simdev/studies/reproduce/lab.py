@@ -197,7 +197,8 @@ class Lab:
         ``zero_shot`` evaluations, and after further training with ``tuning``."""
         shot, tuned, base = [], [], placer.partition("[")[0]
         for seed in range(seeds):
-            policy = self.policy(f"{base}-{name}-{seed}", placer, seen, seed=seed, evaluations=evaluations)
+            name_of_seed = f"{base}-{name}-{evaluations}-{seed}"  # no scale takes the shorter training of another
+            policy = self.policy(name_of_seed, placer, seen, seed=seed, evaluations=evaluations)
             shot += self.runs(unseen, [f"{base}[policy={policy}]"], zero_shot, 1)
             tuned += self.runs(unseen, [f"{base}[policy={policy}]"], tuning, 1)
         return shot, tuned

@@ -343,7 +343,7 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder (default: leaderboard/reproduced/NAME).")
     ] = None,
-    scale: Annotated[str, typer.Option(help="tiny (seconds), small (as committed) or full (hours).")] = "small",
+    scale: Annotated[str, typer.Option(help="tiny (seconds), small (minutes) or full (hours).")] = "small",
     as_json: JsonOption = False,
 ) -> None:
     """Repeat an experiment of a paper: tables, pictures and a report.

@@ -31,7 +31,8 @@ def reproduce(
 ) -> Path:
     """Run experiment ``name`` in folder ``out``, write its report there, and return the path of the report.
 
-    ``scale`` is the size of the experiment: ``tiny`` (seconds, to try it), ``small`` (as shipped) or ``full`` (hours).
+    ``scale`` is the size of the experiment: ``tiny`` (seconds, to try it), ``small`` (minutes) or ``full`` (hours, to
+    answer what ``small`` leaves open).
     ``data`` is the folder of public inputs that ``tarnawski`` (msr-fiddle/dnn-partitioning) and ``piper``
     (msr-fiddle/piper) read. If the call is interrupted, the same call resumes it. Raises :class:`UnknownName` for an
     unknown experiment or scale.

@@ -14,7 +14,7 @@ from simdev.exact.piper import equal_stages, piper, read_piper
 from simdev.studies.reproduce.lab import Lab, Size
 
 TITLE = "Tarnawski et al. 2021: Piper's plans with data, tensor and pipeline parallelism"
-SIZES = {"tiny": Size(plans=1), "small": Size(plans=8), "full": Size(plans=8)}
+SIZES = {"tiny": Size(plans=1), "small": Size(plans=8), "full": Size(plans=8)}  # the paper prints eight
 GIB = 2**30
 BANDWIDTH, MICROBATCHES = 25 * GIB, 7680  # of the published ResNet-50 experiments; bytes per second
 

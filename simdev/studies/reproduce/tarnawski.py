@@ -25,7 +25,7 @@ TITLE = "Tarnawski et al. 2020: optimal splits of pipelines and of one sample"
 
 
 # seconds: that a solver may take for each value; ideals: beyond which the dynamic program is left out;
-# nodes: beyond which an instance is left out
+# nodes: beyond which an instance is left out. Small leaves open which gaps a longer time closes.
 SIZES = {
     "tiny": Size(seconds=1.0, ideals=500, nodes=70),
     "small": Size(seconds=60.0, ideals=40_000, nodes=10_000),

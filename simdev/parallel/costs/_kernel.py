@@ -121,22 +121,22 @@ def _give_back(state):
 def _release(state, block):
     """Free a block and merge it with free neighbours of its segment."""
     state.totals[ALLOCATED] -= state.size[block]
-    before, after = state.before[block], state.after[block]
-    if before >= 0 and state.rank[before] >= 0:
-        _take(state, before)
-        state.size[block] += state.size[before]
-        state.before[block] = state.before[before]
-        if state.before[block] >= 0:
-            state.after[state.before[block]] = block
-        _drop(state, before)
-    if after >= 0 and state.rank[after] >= 0:
-        _take(state, after)
-        state.size[block] += state.size[after]
-        state.after[block] = state.after[after]
-        if state.after[block] >= 0:
-            state.before[state.after[block]] = block
-        _drop(state, after)
+    _absorb(state, block, state.before, state.after)
+    _absorb(state, block, state.after, state.before)
     _keep(state, block)
+
+
+@part
+def _absorb(state, block, near, far):
+    """Merge a block with its neighbour ``near`` it, if that is free; ``far`` are the neighbours on the other side."""
+    other = near[block]
+    if other >= 0 and state.rank[other] >= 0:
+        _take(state, other)
+        state.size[block] += state.size[other]
+        near[block] = near[other]
+        if near[block] >= 0:
+            far[near[block]] = block
+        _drop(state, other)
 
 
 @part

@@ -61,6 +61,7 @@ def two_streams(kernel_ns, collective_ns, copies):
         0,
         0,
         0,
+        np.zeros(3),
     )
     unroller = Unroller([Mesh({"dp_shard": 2})], copies == 1)
     unroller.add(0, ("F", 0, 0), template, [])

@@ -22,7 +22,7 @@ from simdev.parallel.capture.reshard import reshard_ns, slice_of
 from simdev.parallel.capture.resize import AXIS, capture_resized, few_shards
 from simdev.parallel.capture.stage import FIRST_FORWARD, StageProgram, capture_stage, few_captures, known_by
 from simdev.parallel.cluster import Cluster
-from simdev.parallel.costs.collectives import send_ns
+from simdev.parallel.costs.collectives import send_ns, send_share
 from simdev.parallel.costs.overlap import beside_collectives, simulate_unrolled
 from simdev.parallel.costs.timing import Host, Prices, Template, make_template
 from simdev.parallel.mesh import Mesh
@@ -506,7 +506,7 @@ def simulate_program(
     ranks = plan.mesh["pp"]
     orders = pipeline_order(plan.schedule, ranks, plan.microbatches, plan.stages_per_rank)
     unroller = make_unroller(plan.meshes, unfolded, slow)
-    sends: dict[tuple[int, int], int] = {}
+    sends: dict[tuple[int, int], tuple[int, float]] = {}
     templates = _templates(program, orders)
     gradient = gradient_actions(orders)
     arrived: dict[Action, np.ndarray] = {}
@@ -534,7 +534,7 @@ def simulate_program(
                     size = program.stages[min(stage, following[1])].output_bytes
                     sends[rank, target] = _send(plan, size, rank, target)
                 together = plan.meshes[rank] != plan.meshes[target]
-                ops = unroller.send(rank, target, sends[rank, target], together)
+                ops = unroller.send(rank, target, *sends[rank, target], together)
             if ops is not None:
                 arrived[following] = ops
     for rank in range(ranks):
@@ -545,16 +545,20 @@ def simulate_program(
     return _report(program, orders, templates, unrolled, schedule)
 
 
-def _send(plan: Plan, size: int, source: int, target: int) -> int:
-    """The longest of the sends between the copies of two pipeline ranks, or the redistribution between stages with
-    different meshes."""
+def _send(plan: Plan, size: int, source: int, target: int) -> tuple[int, float]:
+    """ns of the longest of the sends between the copies of two pipeline ranks, or of the redistribution between stages
+    with different meshes, and how much of the adapters to the network it takes."""
     first = plan.first_ranks
     if plan.meshes[source] != plan.meshes[target]:
         made, wanted = (slice_of(plan.model, plan.parameters_of(rank), plan.meshes[rank]) for rank in (source, target))
-        return reshard_ns(made, wanted, first[source], first[target], plan.cluster)
+        ns = reshard_ns(made, wanted, first[source], first[target], plan.cluster)
+        ends = first[source], first[target] + plan.meshes[target].stage_ranks - 1
+        return ns, float(ends[0] // plan.cluster.gpus != ends[1] // plan.cluster.gpus)
     width = plan.meshes[source].stage_ranks
     copies = range(width) if plan.stage_meshes else {0, width - 1}
-    return max(send_ns(size, first[source] + copy, first[target] + copy, plan.cluster) for copy in copies)
+    pairs = [(first[source] + copy, first[target] + copy) for copy in copies]
+    ns = max(send_ns(size, *pair, plan.cluster) for pair in pairs)
+    return ns, max(send_share(size, *pair, plan.cluster) for pair in pairs)
 
 
 def _templates(program: PlanProgram, orders) -> dict[Action, Template]:

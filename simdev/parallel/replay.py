@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 from simdev.parallel.cluster import Cluster
-from simdev.parallel.costs.collectives import send_ns
+from simdev.parallel.costs.collectives import send_ns, send_share
 from simdev.parallel.costs.overlap import beside_collectives, simulate_unrolled
 from simdev.parallel.costs.timing import Host, Prices, Template, make_template
 from simdev.parallel.mesh import Mesh
@@ -113,7 +113,8 @@ def simulate_rank_program(
         if target != rank:
             ends = {(rank * width + copy, target * width + copy) for copy in {0, width - 1}}
             ns = max(send_ns(piece.sent_bytes, *pair, plan.cluster) for pair in ends)
-            ops = unroller.send(rank, target, ns)
+            share = max(send_share(piece.sent_bytes, *pair, plan.cluster) for pair in ends)
+            ops = unroller.send(rank, target, ns, share)
         arrived[following] = ops
     unrolled = unroller.build(f"{program.name} {mesh}")
     unrolled, schedule = simulate_unrolled(unrolled, slowdown, engine)

@@ -39,8 +39,9 @@ class UnrolledJob:
     """A step as a problem, and where its ops come from.
 
     Per op int32 ``(n,)``: ``rank`` (pipeline rank when folded, else global rank; of a collective its first member),
-    ``action`` into ``actions`` ``(what, stage, microbatch)``; ``is_compute``, ``is_communication`` bool. ``copies`` is
-    how many ranks of each pipeline rank are there; op ``rank`` counts these alone.
+    ``action`` into ``actions`` ``(what, stage, microbatch)``; ``is_compute``, ``is_communication`` bool. ``adapter``
+    float64: how much of a rank's adapter to the network an op takes; ``receiver`` int32: the rank that a send goes to,
+    else -1. ``copies`` is how many ranks of each pipeline rank are there; op ``rank`` counts these alone.
     """
 
     problem: Problem
@@ -50,6 +51,8 @@ class UnrolledJob:
     actions: tuple[Action, ...]
     is_compute: np.ndarray
     is_communication: np.ndarray
+    adapter: np.ndarray
+    receiver: np.ndarray
     copies: tuple[int, ...]
 
     @property
@@ -130,6 +133,7 @@ class _Layout:
     kind: np.ndarray
     rank: np.ndarray
     flags: np.ndarray
+    adapter: np.ndarray
     edges: np.ndarray
     before: list[tuple[str, np.ndarray]]
     begins: np.ndarray
@@ -159,6 +163,8 @@ class Unroller:
         self._rank: list[np.ndarray] = []
         self._action: list[np.ndarray] = []
         self._flags: list[np.ndarray] = []
+        self._adapter: list[np.ndarray] = []
+        self._receiver: list[np.ndarray] = []
         self._edges: list[np.ndarray] = []
         self._kinds: dict[str, int] = {}
         self._count = 0
@@ -194,6 +200,8 @@ class Unroller:
         self._kind.append(found.kind)
         self._rank.append(found.rank)
         self._flags.append(found.flags)
+        self._adapter.append(found.adapter)
+        self._receiver.append(np.full(found.total, -1, np.int32))
         self._action.append(np.full(found.total, len(self._actions) - 1, np.int32))
 
     def _layout(self, rank: int, template: Template) -> _Layout:
@@ -214,6 +222,7 @@ class Unroller:
         total = int(size.sum())
         device, ns = np.empty(total, np.int32), np.empty(total, np.int64)
         kinds, ranks, flags = np.empty(total, np.int32), np.empty(total, np.int32), np.zeros(total, np.int8)
+        adapter = np.zeros(total)
         for stream, group in enumerate(group_of):
             rows = np.flatnonzero(template.stream == stream)
             if not len(rows):
@@ -226,6 +235,7 @@ class Unroller:
             if self.factors is not None and not axes:
                 ns[where] = np.rint(np.outer(template.ns[rows], self.factors[rank])).astype(np.int64).ravel()
             kinds[where] = np.repeat(kind[rows], members)
+            adapter[where] = np.repeat(template.adapter[rows], members)
             first = np.array([int(np.flatnonzero(group == g)[0]) for g in range(members)])
             ranks[where] = np.tile(own + first, len(rows))
             flags[where] = 2 if axes else 1 if stream == 0 else 0
@@ -249,7 +259,7 @@ class Unroller:
             rows = np.flatnonzero(template.stream == stream)
             if len(rows):
                 last.append((template.streams[stream], item[rows[-1]] + group))
-        return _Layout(total, device, ns, kinds, ranks, flags, edges, before, begins, computes, last, template)
+        return _Layout(total, device, ns, kinds, ranks, flags, adapter, edges, before, begins, computes, last, template)
 
     def _waits(self, template: Template, group_of: list, start, item, host_first, copies) -> tuple[np.ndarray, list]:
         """Edges between the ops of a template, int64 ``(2, k)``, and for each stream whose last earlier op is waited
@@ -275,20 +285,21 @@ class Unroller:
         copies = self.copies[rank]
         waits = self._count + np.arange(copies)
         devices = [self._device_of(rank, "host", (), copy) for copy in range(copies)]
-        self._single(rank, waits, devices, ns, "wait", 0)
+        self._single(rank, waits, devices, ns, "wait", 0, 0.0, np.full(copies, -1))
         self._edges.append(_pairs(ops, waits))
 
-    def send(self, source: int, target: int, ns: int, together: bool = False) -> np.ndarray:
-        """A send from each copy of one pipeline rank to the same copy of another; returns its ops. ``together``: one
-        send from all copies to all of another number of copies."""
+    def send(self, source: int, target: int, ns: int, adapter: float, together: bool = False) -> np.ndarray:
+        """A send from each copy of one pipeline rank to the same copy of another, which takes the share ``adapter`` of
+        their adapters to the network; returns its ops. ``together``: one send from all copies to all of another number
+        of copies."""
         copies = 1 if together else self.copies[source]
         ops = self._count + np.arange(copies)
         devices = [self._device_of(source, f"send to {target}", (), copy) for copy in range(copies)]
-        self._single(source, ops, devices, ns, "send", 2)
+        self._single(source, ops, devices, ns, "send", 2, adapter, self._first[target] + np.arange(copies))
         self._edges.append(_pairs(self._last[source, "compute"], ops))
         return ops
 
-    def _single(self, rank: int, ops: np.ndarray, devices: list[int], ns: int, kind: str, flag: int) -> None:
+    def _single(self, rank: int, ops, devices: list[int], ns: int, kind: str, flag: int, adapter: float, receiver):
         """Append one op for each of ``ops``, on the first copies of a pipeline rank."""
         copies = len(ops)
         self._check(self._count + copies)
@@ -297,6 +308,8 @@ class Unroller:
         self._kind.append(np.full(copies, self._kinds.setdefault(kind, len(self._kinds)), np.int32))
         self._rank.append((self._first[rank] + np.arange(copies)).astype(np.int32))
         self._flags.append(np.full(copies, flag, np.int8))
+        self._adapter.append(np.full(copies, adapter))
+        self._receiver.append(receiver.astype(np.int32))
         self._action.append(np.full(copies, len(self._actions) - 1, np.int32))
         self._count += copies
 
@@ -361,6 +374,8 @@ class Unroller:
             tuple(self._actions),
             flags == 1,
             flags == 2,
+            np.concatenate(self._adapter),
+            np.concatenate(self._receiver),
             self.copies,
         )
 

@@ -95,6 +95,31 @@ def collective_ns(kind: str, payload_bytes: int, members: np.ndarray, cluster: C
     return max(1, round(min(ring, tree)))
 
 
+def adapter_share(kind: str, payload_bytes: int, members: np.ndarray, cluster: Cluster) -> float:
+    """How much of a rank's adapter to the network a collective over the ranks ``members`` takes while it runs alone, in
+    each direction: 0 inside a node, 1 where nothing but the adapter decides how long it takes."""
+    _, in_node = np.unique(np.asarray(members) // cluster.gpus, return_counts=True)
+    ranks = len(members)
+    if len(in_node) == 1:
+        return 0.0
+    if kind == "all_to_all":
+        sent = (ranks - in_node.min()) / ranks * payload_bytes
+    else:
+        sent = PASSES[kind] * (ranks - 1) / ranks * payload_bytes / in_node.min()
+    return _share(sent, collective_ns(kind, payload_bytes, members, cluster), cluster)
+
+
+def send_share(payload_bytes: int, source: int, target: int, cluster: Cluster) -> float:
+    """How much of both ranks' adapters a send takes, like :func:`adapter_share`."""
+    if source // cluster.gpus == target // cluster.gpus:
+        return 0.0
+    return _share(payload_bytes, send_ns(payload_bytes, source, target, cluster), cluster)
+
+
+def _share(sent_bytes: float, ns: int, cluster: Cluster) -> float:
+    return min(1.0, sent_bytes / (cluster.network_bytes_per_s * NETWORK_SHARE) * 1e9 / ns)
+
+
 def send_ns(payload_bytes: int, source: int, target: int, cluster: Cluster) -> int:
     """Whole ns of a send between two ranks (global numbers)."""
     rate, latency = route(source, target, cluster)

@@ -1,10 +1,17 @@
-"""Kernels that run beside a collective take longer: its kernels occupy multiprocessors and memory bandwidth.
+"""What runs at the same time slows each other: kernels beside a collective, and collectives that share an adapter.
 
-A factor says by how much. Lee et al. 2025 (arXiv 2507.03114, abstract) measured GPT and Llama training on four A100,
-H100, MI210 and MI250: computation slows down by 18.9 % on average and 40 % at most while it overlaps with
-communication. This mean over GPUs, models and precisions is the ``slowdown`` of the frameworks in
-:mod:`simdev.parallel.framework`. Those with factors or host times that were fitted to whole training runs have none, as
-their figures contain it already (``llm-foundry``, ``torchtitan``, ``megatron``).
+*Kernels* that run beside a collective take longer: its kernels occupy multiprocessors and memory bandwidth. A factor
+says by how much. Lee et al. 2025 (arXiv 2507.03114, abstract) measured GPT and Llama training on four A100, H100, MI210
+and MI250: computation slows down by 18.9 % on average and 40 % at most while it overlaps with communication. This mean
+over GPUs, models and precisions is the ``slowdown`` of the frameworks in :mod:`simdev.parallel.framework`. Those with
+factors or host times that were fitted to whole training runs have none, as their figures contain it already
+(``llm-foundry``, ``torchtitan``, ``megatron``).
+
+*An adapter* to the network serves all communicators of its rank. One communicator runs its collectives one after
+another, but those of several, and sends between stages, may want more than an adapter has. Each of them then runs
+slower by the same factor: by how many times they want what there is. It sends and receives at full rate at once; a
+collective does both, a send loads the adapter of its sender in one direction and that of its receiver in the other.
+Links inside a node are not shared.
 """
 
 from __future__ import annotations
@@ -24,27 +31,77 @@ PASSES = 5  # simulations; each leaves at most 1 - 1 / factor of the error of th
 def simulate_unrolled(
     unrolled: UnrolledJob, slowdown: float = 1.0, engine: str = "fast"
 ) -> tuple[UnrolledJob, Schedule]:
-    """Simulate a step in which kernels beside a collective of their rank run ``slowdown`` times slower.
+    """Simulate a step in which kernels beside a collective of their rank run ``slowdown`` times slower, and in which
+    communicators share the adapter of their rank.
 
-    How long a kernel runs beside a collective follows from the schedule, and the schedule from the kernels: the step is
-    simulated up to :data:`PASSES` times, and each pass takes the overlap from the one before it. Returns the problem
-    with the longer kernels, and its schedule. Raises :class:`InvalidInput` for a factor below 1 or above 10.
+    How long an op runs beside others follows from the schedule, and the schedule from the ops: the step is simulated
+    up to :data:`PASSES` times, and each pass takes the overlap from the one before it. Returns the problem with the
+    longer ops, and its schedule. Raises :class:`InvalidInput` for a factor below 1 or above 10.
     """
     check_slowdown(slowdown)
     schedule = simulate(unrolled.problem, unrolled.placement, engine=engine)
-    if slowdown == 1:
+    users = adapter_users(unrolled)
+    if slowdown == 1 and not users:
         return unrolled, schedule
     alone = unrolled.problem.costs.op_ns[0]
     for _ in range(PASSES - 1):
         longer = alone.copy()
-        for first, copies in zip(unrolled.first.tolist(), unrolled.copies, strict=True):
-            _lengthen(longer, unrolled, schedule, first, copies, slowdown)
+        if users:
+            longer += _waited(unrolled, users, schedule, alone)
+        if slowdown > 1:
+            for first, copies in zip(unrolled.first.tolist(), unrolled.copies, strict=True):
+                _lengthen(longer, unrolled, schedule, first, copies, slowdown)
         if np.array_equal(longer, unrolled.problem.costs.op_ns[0]):
             break
         costs = replace(unrolled.problem.costs, op_ns=longer[None])
         unrolled = replace(unrolled, problem=replace(unrolled.problem, costs=costs))
         schedule = simulate(unrolled.problem, unrolled.placement, engine=engine)
     return unrolled, schedule
+
+
+def adapter_users(unrolled: UnrolledJob) -> list[np.ndarray]:
+    """For the first copy of each pipeline rank, the ops that load its adapter in one direction, int64 ascending, where
+    these are of more than one communicator. The other copies do the same at the same times."""
+    if not unrolled.adapter.any():
+        return []
+    used = np.flatnonzero(unrolled.adapter)
+    device, rank, receiver = unrolled.placement.devices[used], unrolled.rank[used], unrolled.receiver[used]
+    found = []
+    for first in unrolled.first.tolist():
+        collective = (rank == first) & (receiver < 0)
+        for one_way in ((rank == first) & (receiver >= 0), receiver == first):
+            both = np.flatnonzero(collective | one_way)
+            if len(np.unique(device[both])) > 1:
+                found.append(used[both])
+    return found
+
+
+def _waited(unrolled: UnrolledJob, users: list[np.ndarray], schedule: Schedule, alone: np.ndarray) -> np.ndarray:
+    """int64 per op: by how much longer than ``alone`` it takes because others want its adapter."""
+    start, finish = schedule.op_start, schedule.op_finish
+    slower = np.ones(len(start))
+    for ops in users:
+        mine = times_slower(start[ops], finish[ops], unrolled.adapter[ops])
+        slower[ops] = np.maximum(slower[ops], mine)
+    if max(unrolled.copies) > 1:  # ops of one item follow one another; the first is that of the first copy
+        used = np.flatnonzero(unrolled.adapter)
+        leads = np.isin(unrolled.rank[used], unrolled.first)
+        slower[used] = slower[used[np.maximum.accumulate(np.where(leads, np.arange(len(used)), 0))]]
+    # The time that was lost in the last pass is too short where the others go on beside a longer op, by up to half;
+    # the rate of the last pass is too low where they do not, by as much. Their mean leaves a quarter of the error.
+    lost = (finish - start) * (1 - 1 / slower)
+    return np.rint((lost + alone * (slower - 1)) / 2).astype(np.int64)
+
+
+def times_slower(start: np.ndarray, finish: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """float64: how many times slower each of several ops is, of which one takes the ``share`` of an adapter from
+    ``start`` to ``finish``, in ns. While they want ``d > 1`` adapters, each runs at the rate ``1 / d``."""
+    order = np.argsort(np.concatenate([finish, start]), kind="stable")  # ends come before begins of the same instant
+    points = np.concatenate([finish, start])[order]
+    wanted = np.cumsum(np.concatenate([-share, share])[order])
+    done = np.cumsum(np.diff(points, append=points[-1]) / np.maximum(1.0, wanted))
+    before = np.concatenate([[0.0], done[:-1]])
+    return np.maximum(1.0, (finish - start) / (np.interp(finish, points, before) - np.interp(start, points, before)))
 
 
 def beside_collectives(usual: float, given: float | None, slow: Mapping[int, float]) -> float:

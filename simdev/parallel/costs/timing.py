@@ -19,7 +19,7 @@ import numpy as np
 
 from simdev.errors import InvalidInput, Unsupported
 from simdev.parallel.cluster import Cluster, load_cluster
-from simdev.parallel.costs.collectives import collective_ns
+from simdev.parallel.costs.collectives import adapter_share, collective_ns
 from simdev.parallel.costs.float8 import Float8
 from simdev.parallel.costs.fusion import remaining_shares
 from simdev.parallel.mesh import AXES, Mesh
@@ -90,7 +90,8 @@ class Template:
     time that is left after that) int64 ``(n,)``; ``axes`` per stream, empty for streams of kernels. ``wait_item`` and
     ``wait_for`` int32 ``(w,)``: the item waits for an item of the segment, or for ``-1 - stream``: the stream's last
     item before it. ``kind`` int32 into ``kinds``; ``calls`` int32 counts the calls of an item. ``collectives`` are the
-    collectives by their items.
+    collectives by their items, and ``adapter`` float64 ``(n,)`` how much of a rank's adapter to the network an item
+    takes (:func:`~simdev.parallel.costs.collectives.adapter_share`).
     """
 
     streams: tuple[str, ...]
@@ -107,6 +108,7 @@ class Template:
     live_bytes: int
     peak_bytes: int
     flops: int
+    adapter: np.ndarray
     collectives: Mapping[int, Call] = field(default_factory=dict)
 
     @property
@@ -154,6 +156,7 @@ def make_template(
     kinds: dict[str, int] = {}
     labels = (_label(calls[n : n + count]) for n, count in zip(begins, counts.tolist(), strict=True))
     pair = np.array(pairs, np.int32).reshape(-1, 2)
+    collectives = {item: calls[n] for item, n in enumerate(begins) if calls[n].axes}
     return Template(
         tuple(streams),
         tuple(name if name[0] in AXES else () for name in names),
@@ -169,8 +172,16 @@ def make_template(
         segment.live_bytes,
         segment.peak_bytes,
         sum(call.flops for call in calls),
-        {item: calls[n] for item, n in enumerate(begins) if calls[n].axes},
+        _adapter(len(begins), collectives, prices, mesh, first),
+        collectives,
     )
+
+
+def _adapter(items: int, collectives: Mapping[int, Call], prices: Prices, mesh: Mesh, first: int) -> np.ndarray:
+    """float64 ``(items,)``: :attr:`Template.adapter`."""
+    found = np.zeros(items)
+    found[list(collectives)] = [prices.adapter(call, mesh, first) for call in collectives.values()]
+    return found
 
 
 def on_mesh(template: Template, mesh: Mesh, first: int, host: Host, prices: Prices) -> Template:
@@ -180,7 +191,8 @@ def on_mesh(template: Template, mesh: Mesh, first: int, host: Host, prices: Pric
     ns, issue = template.ns.copy(), template.issue_ns.copy()
     ns[items] = prices.of(calls, mesh, first)
     issue[items] = [host.dispatch_ns("", call, mesh) for call in calls]
-    return replace(template, ns=ns, issue_ns=issue)
+    adapter = _adapter(len(ns), template.collectives, prices, mesh, first)
+    return replace(template, ns=ns, issue_ns=issue, adapter=adapter)
 
 
 def _label(calls: tuple[Call, ...]) -> str:
@@ -233,13 +245,13 @@ class Prices:
         self.compiled, self.float8 = compiled, float8
         self.cluster, self.costs, self.scale = cluster, costs or CostModel(), scale or {}
         self._kernels: dict[tuple, int] = {}
-        self._collectives: dict[tuple, int] = {}
+        self._collectives: dict[tuple, tuple[int, float]] = {}  # ns, and the share of an adapter
 
     def of(self, calls: tuple[Call, ...], mesh: Mesh, first: int) -> list[int]:
         """The duration of each call on ``mesh``, whose first rank has the global number ``first``."""
         kernels, inner = self._kernels, mesh.inner
         ns = [
-            self._collective(call, mesh, first, inner)
+            self._collective(call, mesh, first, inner)[0]
             if call.axes
             else kernels.get((call.signature, call.flops, call.bytes_read, call.bytes_written), -1)
             for call in calls
@@ -281,15 +293,18 @@ class Prices:
     def _kernels_of(self, call: Call) -> list[Call]:
         return self.float8.calls_of(call) if self.float8 else [call]
 
-    def _collective(self, call: Call, mesh: Mesh, first: int, inner: tuple) -> int:
+    def adapter(self, call: Call, mesh: Mesh, first: int) -> float:
+        """How much of a rank's adapter to the network a collective takes."""
+        return self._collective(call, mesh, first, mesh.inner)[1]
+
+    def _collective(self, call: Call, mesh: Mesh, first: int, inner: tuple) -> tuple[int, float]:
         key = call.kind, call.payload_bytes, call.axes, inner, first % self.cluster.gpus
         if key not in self._collectives:
-            lines = mesh.lines(call.axes) + first
-            ns = max(
-                collective_ns(call.kind, call.payload_bytes, line, self.cluster)
-                for line in _different(lines, self.cluster)
-            )
-            self._collectives[key] = max(1, ns)
+            lines = _different(mesh.lines(call.axes) + first, self.cluster)
+            what = call.kind, call.payload_bytes
+            ns = max(collective_ns(*what, line, self.cluster) for line in lines)
+            share = max(adapter_share(*what, line, self.cluster) for line in lines)
+            self._collectives[key] = max(1, ns), share
         return self._collectives[key]
 
 

@@ -1,8 +1,8 @@
 """simdev's own planner: simulate the plans of people's rules and the ones that are estimated to be the quickest.
 
 The plans of ``fsdp`` and ``megatron`` come first, so that a budget that suffices for them gives no worse plan. Then the
-plans with stages of equal depth are ranked by a cost model (:mod:`simdev.planners.estimate`). If a plan of ``alpa``,
-whose stages have degrees of their own, may be quicker than all of them, it is simulated next. Jobs for which Alpa's
+plans with stages of equal depth are ranked by a cost model (:mod:`simdev.planners.estimate`). If plans of ``alpa``,
+whose stages have degrees of their own, may be quicker than all of them, some are simulated next. Jobs for which Alpa's
 program would take long (:data:`LARGEST`) do without. The ranked plans follow in their order until ``patience`` plans in
 a row bring nothing better. In a wide job (:class:`simdev.planners.Job`) the first :data:`CUT` pipelines among them are
 also ranked with more stages on each rank, light end stages, and stages cut by time: layers are spread so that the cost
@@ -16,7 +16,7 @@ from math import inf
 
 from simdev.baselines.planners._alpa import least_step, submeshes
 from simdev.baselines.planners._rules import fully_sharded, megatron_rule
-from simdev.baselines.planners._stages import choice_of, pipelines
+from simdev.baselines.planners._stages import TIGHTER, choice_of, pipelines
 from simdev.errors import BudgetExhausted, Unsupported
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import V_SHAPED
@@ -26,13 +26,13 @@ from simdev.planners.estimate import most_estimated, stage_costs
 CUT = 64  # ranked pipelines that are also tried deeper and cut by time
 BATCH = 4  # plans that are handed to the workers at a time
 CLOSE = 1.02  # how many times longer than the best estimate Alpa's equation may say that a plan takes
-FILLED = (1.0, 0.84)  # shares of the capacity that the cost model may fill in Alpa's program
+OWN = 4  # of Alpa's plans that are simulated
 LARGEST = 6000  # layers times ranks of a job for which Alpa's program is run
 
 
 @planner(
     "search",
-    version=5,
+    version=6,
     family="search",
     searches=True,
     defaults={"patience": 8},
@@ -69,21 +69,19 @@ def rank(job, budget, choices=None):
 
 
 def simulate_own_degrees(job, budget, ranked):
-    """Simulate Alpa's plans, if they may be quicker than those that are ranked: one that may fill the memory by the
-    cost model, and one that leaves some, in case the captured program needs more."""
+    """Simulate Alpa's plans, if they may be quicker than those that are ranked: the first :data:`OWN` of all that its
+    program makes, which may fill the memory by the cost model, or leave some of it."""
     capacity = job.cluster.kind.memory_bytes
     fitting = (one.step_ns for one in (budget.estimated[choice] for choice in ranked) if one.peak_bytes <= capacity)
     below = CLOSE * min(fitting, default=inf)
-    known, quickest = list(pipelines(job, budget, sizes=submeshes(job))), []
-    for share in FILLED:
-        found = []
-        for pipeline in known:
+    found = []
+    for pipeline in pipelines(job, budget, sizes=submeshes(job)):
+        for share in TIGHTER:
             _, stages = least_step(pipeline, share * capacity, below)
             if stages:
                 chosen = [(pipeline.options[option], layers) for option, layers in stages]
                 found.append(choice_of(job, pipeline.sequences, chosen))
-        quickest += rank(job, budget, filter(job.valid, found))[:1]
-    budget.evaluate_many(quickest)
+    budget.evaluate_many(rank(job, budget, filter(job.valid, dict.fromkeys(found)))[:OWN])
 
 
 def cut(job, budget, ranked):

@@ -42,30 +42,49 @@ def chain(*sizes):
 def two_streams(kernel_ns, collective_ns, copies):
     """A kernel of 1 ns, then a kernel and a collective over both ranks side by side, on ``copies`` ranks: a step as
     :mod:`simdev.parallel.unroll` makes it."""
+    return beside_kernels([("dp_shard", 0, collective_ns, 0.0)], [1, kernel_ns], copies == 1)
+
+
+def beside_kernels(collectives, kernels, folded, sends=()):
+    """Kernels of ``kernels`` ns one after another, and collectives ``(axis, kernel, ns, share of the adapter)``, each
+    on the communicator of its axis and begun by the end of a kernel. Every axis has two ranks; ``folded`` simulates one
+    rank. ``sends`` are ``(ns, share)`` from the end of the kernels to a second stage, one after another."""
     from simdev.parallel.costs.timing import Template
     from simdev.parallel.mesh import Mesh
     from simdev.parallel.unroll import Unroller
 
+    axes = tuple(dict.fromkeys(axis for axis, *_ in collectives))
+    items = [(1 + number, 0, ns, 0.0, -1) for number, ns in enumerate(kernels)]
+    items += [(2 + after, 1 + axes.index(axis), ns, share, after) for axis, after, ns, share in collectives]
+    items.sort(key=lambda item: (item[0], item[4] < 0))  # a collective is issued before the kernels that follow
+    number_of = {place: n for n, place in enumerate([n for n, item in enumerate(items) if item[4] < 0])}
+    kernel_at = {number: place for place, number in number_of.items()}
+    waits = [(n, kernel_at[item[4]]) for n, item in enumerate(items) if item[4] >= 0]
+    count = len(items)
     template = Template(
-        ("compute", "dp_shard"),
-        ((), ("dp_shard",)),
-        np.array([0, 1, 0], np.int32),
-        np.array([1, collective_ns, kernel_ns]),
-        np.zeros(3, np.int64),
-        np.zeros(3, np.int64),
-        np.zeros(3, np.int32),
+        ("compute", *axes),
+        ((), *((axis,) for axis in axes)),
+        np.array([item[1] for item in items], np.int32),
+        np.array([item[2] for item in items]),
+        np.zeros(count, np.int64),
+        np.zeros(count, np.int64),
+        np.zeros(count, np.int32),
         ("op",),
-        np.ones(3, np.int32),
-        np.array([1], np.int32),
-        np.array([0], np.int32),
+        np.ones(count, np.int32),
+        np.array([item for item, _ in waits], np.int32),
+        np.array([kernel for _, kernel in waits], np.int32),
         0,
         0,
         0,
-        np.zeros(3),
+        np.array([item[3] for item in items]),
     )
-    unroller = Unroller([Mesh({"dp_shard": 2})], copies == 1)
+    unroller = Unroller([Mesh(dict.fromkeys(axes, 2))] * (2 if sends else 1), folded)
     unroller.add(0, ("F", 0, 0), template, [])
-    return unroller.build("two streams")
+    for ns, share in sends:
+        unroller.send(0, 1, ns, share)
+    if sends:
+        unroller.add(1, ("F", 1, 0), template, [])
+    return unroller.build("beside kernels")
 
 
 # The example of Moirai (Zhang et al. 2023): task: (readers, ms on three devices, bytes); (task, reader): ms between

@@ -45,9 +45,7 @@ def simulate_unrolled(
         return unrolled, schedule
     alone = unrolled.problem.costs.op_ns[0]
     for _ in range(PASSES - 1):
-        longer = alone.copy()
-        if users:
-            longer += _waited(unrolled, users, schedule, alone)
+        longer = _on_adapters(unrolled, users, schedule, alone)
         if slowdown > 1:
             for first, copies in zip(unrolled.first.tolist(), unrolled.copies, strict=True):
                 _lengthen(longer, unrolled, schedule, first, copies, slowdown)
@@ -76,32 +74,24 @@ def adapter_users(unrolled: UnrolledJob) -> list[np.ndarray]:
     return found
 
 
-def _waited(unrolled: UnrolledJob, users: list[np.ndarray], schedule: Schedule, alone: np.ndarray) -> np.ndarray:
-    """int64 per op: by how much longer than ``alone`` it takes because others want its adapter."""
-    start, finish = schedule.op_start, schedule.op_finish
-    slower = np.ones(len(start))
-    for ops in users:
-        mine = times_slower(start[ops], finish[ops], unrolled.adapter[ops])
-        slower[ops] = np.maximum(slower[ops], mine)
+def _on_adapters(unrolled: UnrolledJob, users: list[np.ndarray], schedule: Schedule, alone: np.ndarray) -> np.ndarray:
+    """int64 ns of each op, ``alone`` or longer by what it waits for others on its adapters, if it begins when it did in
+    ``schedule``, or at the end of the one before it on its communicator."""
+    longer = alone.copy()
+    if not users:
+        return longer
+    from simdev.parallel.costs._adapter_kernel import shared_ns
+
+    for found in users:
+        ops = found[np.argsort(schedule.op_start[found], kind="stable")]
+        _, queue = np.unique(unrolled.placement.devices[ops], return_inverse=True)
+        ns = shared_ns(schedule.op_start[ops], alone[ops], unrolled.adapter[ops], queue.astype(np.int64))
+        longer[ops] = np.maximum(longer[ops], np.rint(ns).astype(np.int64))
     if max(unrolled.copies) > 1:  # ops of one item follow one another; the first is that of the first copy
         used = np.flatnonzero(unrolled.adapter)
         leads = np.isin(unrolled.rank[used], unrolled.first)
-        slower[used] = slower[used[np.maximum.accumulate(np.where(leads, np.arange(len(used)), 0))]]
-    # The time that was lost in the last pass is too short where the others go on beside a longer op, by up to half;
-    # the rate of the last pass is too low where they do not, by as much. Their mean leaves a quarter of the error.
-    lost = (finish - start) * (1 - 1 / slower)
-    return np.rint((lost + alone * (slower - 1)) / 2).astype(np.int64)
-
-
-def times_slower(start: np.ndarray, finish: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """float64: how many times slower each of several ops is, of which one takes the ``share`` of an adapter from
-    ``start`` to ``finish``, in ns. While they want ``d > 1`` adapters, each runs at the rate ``1 / d``."""
-    order = np.argsort(np.concatenate([finish, start]), kind="stable")  # ends come before begins of the same instant
-    points = np.concatenate([finish, start])[order]
-    wanted = np.cumsum(np.concatenate([-share, share])[order])
-    done = np.cumsum(np.diff(points, append=points[-1]) / np.maximum(1.0, wanted))
-    before = np.concatenate([[0.0], done[:-1]])
-    return np.maximum(1.0, (finish - start) / (np.interp(finish, points, before) - np.interp(start, points, before)))
+        longer[used] = longer[used[np.maximum.accumulate(np.where(leads, np.arange(len(used)), 0))]]
+    return longer
 
 
 def beside_collectives(usual: float, given: float | None, slow: Mapping[int, float]) -> float:

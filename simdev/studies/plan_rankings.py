@@ -135,7 +135,7 @@ CHOSEN = [
 ]  # fmt: skip
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")
 # What the simulation or the row leaves out that makes a choice look better than the plan that people ran.
-WIDER = "groups that use one adapter at the same time each have all of it"
+WIDER = "the network between nodes carries what all adapters send, without congestion"
 LIGHTER = "memory of the software beside PyTorch's allocator; its release may not have had this recomputation"
 LARGER = "memory of the software beside PyTorch's allocator"
 LOOPED = "its release may not have had so many stages on a rank"

@@ -71,6 +71,7 @@ OVERLAP = some(
     "times_beside_collectives_are_counted_once_and_pauses_between_them_not_at_all",
     "without_a_slowdown_nothing_changes_and_bad_factors_are_refused",
 )
+ADAPTERS = "tests/parallel/test_adapters.py"
 ALLOCATOR = some(
     COSTS,
     "a_segment_has_the_size_that_the_request_asks_for",
@@ -250,6 +251,17 @@ MUTANTS = {
     ("simdev/parallel/costs/overlap.py", OVERLAP): [
         ("overlap * (1 - 1 / factor)", "overlap * (1 / factor)"),
         ("begin[1:] > end[:-1]", "begin[1:] < end[:-1]"),
+    ],
+    ("simdev/parallel/costs/overlap.py", ADAPTERS): [
+        ("(rank == first) & (receiver < 0)", "rank == first"),
+        ("np.maximum(longer[ops], np.rint(ns)", "np.minimum(longer[ops], np.rint(ns)"),
+        ("np.isin(unrolled.rank[used], unrolled.first)", "np.isin(unrolled.rank[used], unrolled.first + 1)"),
+    ],
+    ("simdev/parallel/costs/_adapter_kernel.py", ADAPTERS): [
+        ("wanted = max(1.0, wanted)", "wanted = 1.0"),
+        ("(upcoming - now) / wanted", "upcoming - now"),
+        ("min(upcoming, max(now, float(start[waiting[q]])))", "min(upcoming, float(start[waiting[q]]))"),
+        ("waiting[q] = following[running[q]]", "waiting[q] = -1"),
     ],
     ("simdev/bench/score.py", "tests/bench/test_score.py"): [
         ("- 1) // 2]", "- 1) // 1]"),

@@ -594,10 +594,17 @@ def test_memory_in_program_order_is_what_pytorch_allocates(entry):
     assert max(simulate(problem, alone, engine="reference").peak_bytes) == pytest.approx(peak, rel=0.01)
 
 
-def test_each_gradient_of_a_depthwise_convolution_counts_as_its_forward():
-    from simdev.graphs.capture.trace import grouped_backward_flops
+@pytest.mark.parametrize("kind", ["Conv2d", "ConvTranspose2d"])
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_each_gradient_of_a_convolution_counts_as_its_forward(kind, groups):
+    from simdev.graphs.capture.trace import flop_counter_mode
 
-    image, gradient, weight = torch.empty(2, 6, 8, 8), torch.empty(2, 6, 4, 4), torch.empty(6, 1, 3, 3)
-    forward = 2 * (2 * 6 * 4 * 4) * 9
-    assert grouped_backward_flops(image, gradient, weight, [True, True, False]) == 2 * forward
-    assert grouped_backward_flops(image, gradient, weight, [False, True, True]) == forward
+    layer = getattr(torch.nn, kind)(6, 12, 3, stride=2, groups=groups)
+    image = torch.randn(2, 6, 8, 8, requires_grad=True)
+    with flop_counter_mode() as forward:
+        out = layer(image)
+    with flop_counter_mode() as backward:
+        out.sum().backward()
+    elements = image.numel() if "Transpose" in kind else out.numel()
+    assert forward.get_total_flops() == 2 * elements * layer.weight[0].numel()
+    assert backward.get_total_flops() == 2 * forward.get_total_flops()

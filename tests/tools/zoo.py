@@ -216,9 +216,9 @@ def recounted(target: str, held_bytes: int) -> dict:
     from simdev.graphs.capture.trace import grouped_backward_flops
 
     def backward(gradient, image, weight, *rest, out_val=None, **kwargs):
-        groups, mask = rest[6], rest[7]
+        transposed, groups, mask = rest[4], rest[6], rest[7]
         if groups > 1:
-            return grouped_backward_flops(image, gradient, weight, mask)
+            return grouped_backward_flops(image, gradient, weight, transposed, mask)
         return conv_backward_flop(gradient, image, weight, *rest, out_val=out_val)
 
     def attend(query, key, value, *rest, out_val=None, **kwargs):

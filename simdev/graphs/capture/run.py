@@ -35,7 +35,15 @@ from simdev.graphs.capture.selfcheck import (
     check_repeats,
     held_bytes,
 )
-from simdev.graphs.capture.trace import RECOMPUTED, NeedsValues, Tape, is_sparse, storage_bytes, touched_bytes
+from simdev.graphs.capture.trace import (
+    RECOMPUTED,
+    NeedsValues,
+    Tape,
+    is_sparse,
+    plain_tensors,
+    storage_bytes,
+    touched_bytes,
+)
 from simdev.graphs.workload import CustomStep, InferenceStep, Step
 from simdev.problem.graph import ComputationGraph
 
@@ -50,14 +58,15 @@ REMEDIES = {  # by a word of PyTorch's message
 @dataclass(frozen=True)
 class Ran:
     """What a step leaves: the values that leave it, the value of each parameter's final gradient (by the op of the
-    parameter), the gradients' bytes, how many parameters had a gradient, and the kinds of optimizers that stepped in a
-    loop (by the op of the parameter)."""
+    parameter), the gradients' bytes, how many parameters had a gradient, the kinds of optimizers that stepped in a loop
+    (by the op of the parameter), and the bytes of the optimizer states that the step made and leaves."""
 
     results: set
     final: dict[int, int]
     gradient_bytes: int
     gradients: int
     kinds: dict[int, str] = field(default_factory=dict)
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -244,7 +253,7 @@ def assembled(
         "parameters": sum(parameter.numel() for parameter in held.named.values()),
         "parameter_bytes": held_bytes(held.named.values(), scalars=True),
         "gradient_bytes": ran.gradient_bytes,
-        "optimizer_state_bytes": held.state_bytes,
+        "optimizer_state_bytes": held.state_bytes + ran.state_bytes,
         "buffer_bytes": held_bytes(held.buffers.values(), scalars=True),
     }
     assembly = assemble(
@@ -261,7 +270,8 @@ def assembled(
         graph.meta["recomputed_flops"] = int(graph.op_flops[recomputed].sum())
     label = {home: label for label, parameter in held.named.items() for home in [homes[parameter]]}
     found = {label[home]: count for home, count in assembly.updates.items() if home in label}
-    expected = Expected(counted + tape.repeated, updates, held.persistent_bytes, ran.gradients)
+    persistent = held.persistent_bytes + ran.state_bytes
+    expected = Expected(counted + tape.repeated, updates, persistent, ran.gradients)
     check(name, expected, assembly.products, found, graph, len(ran.final))
     return assembly
 
@@ -345,6 +355,7 @@ class Loop:
         self._final: dict[int, int | None] = {}
         self._sizes: dict[int, int] = {}
         self.kinds: dict[int, str] = {}
+        self._stateless: list[tuple[weakref.ref, list]] = []
         self._hooks = ExitStack()
 
     def __enter__(self):
@@ -359,7 +370,10 @@ class Loop:
         """An optimizer begins its step."""
         self._note_gradients(optimizer)
         self._tape.follow(self._homes)
-        self.kinds |= {self._homes[one]: kind_of(optimizer) for one in trained_by(optimizer) if one in self._homes}
+        trained = [parameter for parameter in trained_by(optimizer) if parameter in self._homes]
+        self.kinds |= {self._homes[parameter]: kind_of(optimizer) for parameter in trained}
+        if first := [parameter for parameter in trained if not optimizer.state.get(parameter)]:
+            self._stateless.append((weakref.ref(optimizer), first))
         if self._versions is not None:
             self._versions.start()
         self._tape.updating += 1
@@ -399,7 +413,24 @@ class Loop:
         results = {self._tape.value_of(tensor) for _, tensor in named_tensors(outcome, "output")}
         results |= {self._tape.value_of(gradient) for gradient in left}
         final = {home: value for home, value in self._final.items() if value is not None}
-        return Ran(results, final, sum(self._sizes.values()), len(self._final), self.kinds)
+        return Ran(results, final, sum(self._sizes.values()), len(self._final), self.kinds, self._register_states())
+
+    def _register_states(self) -> int:
+        """Tell the tape which states optimizers made in this step, as those do that step in every second call only or
+        whose parameter had no gradient before; returns their bytes. A state that goes with an optimizer which the step
+        made for itself (an inner loop's) is none of them."""
+        made = []
+        if self._stateless:
+            gc.collect()
+        for known, parameters in self._stateless:
+            optimizer = known()
+            for parameter in parameters if optimizer is not None else ():
+                found = [tensor for _, tensor in named_tensors(optimizer.state.get(parameter, {}), "state")]
+                made += found
+                for whole in found:
+                    for tensor in plain_tensors(whole):
+                        self._tape.state(tensor, self._homes[parameter])
+        return held_bytes(made)
 
 
 def gradient_bytes(gradient) -> int:

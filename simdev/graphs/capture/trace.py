@@ -598,10 +598,11 @@ def signature(func, args, kwargs, out) -> str:
     return f"{kind}({','.join(tensors + rest)})->{describe(out)}"
 
 
-def grouped_backward_flops(image, gradient, weight, output_mask) -> int:
+def grouped_backward_flops(image, gradient, weight, transposed, output_mask) -> int:
     """FLOPs of a grouped convolution's backward, which PyTorch counts as if every filter read every channel: each
-    gradient takes as many multiplications as the forward."""
-    macs = prod(gradient.shape) * prod(weight.shape[1:])
+    gradient takes as many multiplications as the forward, which a transposed convolution does for each element of its
+    image, any other for each element of its result."""
+    macs = prod((image if transposed else gradient).shape) * prod(weight.shape[1:])
     return 2 * macs * sum(bool(wanted) for wanted in output_mask[:2])
 
 
@@ -654,7 +655,7 @@ def _product_flops_of(packet, left: int):
 
 def _convolution_backward_flops(*args, out_val=None, **kwargs) -> int:
     if args[9] > 1:
-        return grouped_backward_flops(args[1], args[0], args[2], args[10])
+        return grouped_backward_flops(args[1], args[0], args[2], args[7], args[10])
     return flop_counter.flop_registry[torch.ops.aten.convolution_backward](*args, **kwargs, out_val=out_val)
 
 

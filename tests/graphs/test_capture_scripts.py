@@ -472,6 +472,38 @@ def test_a_picture_of_unknown_values_is_not_written(tmp_path):
     assert graph.meta["unknown_numbers"] == {"line 7": 1}
 
 
+CHECKPOINTS = """
+import pathlib
+file = pathlib.Path(__file__).parent / "last.pt"
+model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Linear(64, 4))
+optimizer = torch.optim.Adam(model.parameters())
+for number in range(5):
+    optimizer.zero_grad()
+    model(torch.randn(8, 16)).square().mean().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "number": number}, file)
+    loaded = torch.load(str(file))
+    model.load_state_dict(loaded["model"])
+    optimizer.load_state_dict(loaded["optimizer"])
+    assert loaded["number"] == number
+"""
+
+
+def test_a_checkpoint_without_values_is_not_written(tmp_path):
+    path, file = tmp_path / "train.py", tmp_path / "last.pt"
+    path.write_text(NET + CHECKPOINTS)
+    real = capture_script(path)
+    written = file.read_bytes()
+    fake = capture_script(path, fake=True)
+    assert file.read_bytes() == written
+    assert of(fake, "addmm", "mm") == of(real, "addmm", "mm") and of(fake, "adam") == of(real, "adam")
+    assert fake.meta["optimizer_state_bytes"] == real.meta["optimizer_state_bytes"] == 2 * fake.meta["parameter_bytes"]
+    assert list(fake.meta["unknown_numbers"]) == [f"line {1 + path.read_text().split(chr(10)).index(SAVES)}"]
+
+
+SAVES = next(line for line in CHECKPOINTS.split("\n") if "torch.save" in line)
+
+
 def same_graph(fake, real):
     assert fake.op_names == real.op_names and (fake.op_flops == real.op_flops).all()
     assert (fake.op_persistent_bytes == real.op_persistent_bytes).all()

@@ -8,11 +8,13 @@ compared, converted or used as a condition. So no such number steers the script 
 
 from __future__ import annotations
 
+import copy
 import dis
 import importlib
 import importlib.util
 import math
 import operator
+import os
 import sys
 from collections import Counter
 from contextlib import ExitStack, contextmanager
@@ -24,6 +26,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -51,6 +54,7 @@ class Fakes:
         self.read: Counter[str] = Counter()
         self.assumed: Counter[str] = Counter()
         self.refusal: Unsupported | None = None
+        self._saved: dict = {}
         self._path, self._stack = path.resolve(), ExitStack()
 
     def __enter__(self):
@@ -72,6 +76,8 @@ class Fakes:
         ):
             pictures = importlib.import_module("torchvision.utils")
             enter(_set(pictures, "save_image", self._picture(pictures.save_image)))
+        enter(_set(torch, "save", self._save(torch.save)))
+        enter(_set(torch, "load", self._load(torch.load)))
         for name in FINITE:
             enter(_set(math, name, self._finite(name, getattr(math, name))))
             enter(_set(np, name, self._finite(name, getattr(np, name))))
@@ -155,6 +161,29 @@ class Fakes:
             return original(tensor, *args, **kwargs)
 
         return save
+
+    def _save(self, original):
+        """A checkpoint without values is not written, over one with values perhaps: it is kept for ``torch.load``."""
+
+        def save(saved, file, *args, **kwargs):
+            modules = [leaf for leaf in tree_leaves(saved) if isinstance(leaf, torch.nn.Module)]
+            tensors = [*tree_leaves(saved), *(tensor for module in modules for tensor in module.parameters())]
+            if not any(isinstance(tensor, FakeTensor) for tensor in tensors):
+                self._saved.pop(_named(file), None)
+                return original(saved, file, *args, **kwargs)
+            self.read[self.place()] += 1
+            with torch.no_grad():
+                copied = tree_map_only(torch.Tensor, torch.clone, saved)
+            self._saved[_named(file)] = tree_map_only(torch.nn.Module, copy.deepcopy, copied)
+            return None
+
+        return save
+
+    def _load(self, original):
+        def load(file, *args, **kwargs):
+            return self._saved[_named(file)] if _named(file) in self._saved else original(file, *args, **kwargs)
+
+        return load
 
     def _finite(self, name: str, original):
         def asked(value, *args, **kwargs):
@@ -336,6 +365,11 @@ def _shared(original):
         return tensor if isinstance(tensor, FakeTensor) else original(tensor)
 
     return share
+
+
+def _named(file):
+    """The absolute path of a file that is named, or the open file itself."""
+    return os.path.abspath(file) if isinstance(file, (str, os.PathLike)) else file
 
 
 def _without_modes(original):

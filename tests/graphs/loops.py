@@ -1265,3 +1265,60 @@ def damped_least_squares_by_jacrev():
             model.load_state_dict(contents)
 
     return CustomStep(model, (x(20, 2), torch.randn(20)), run)
+
+
+@loop
+def gradients_over_two_calls():
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())
+    calls = []
+
+    def run(model, data, labels):
+        (classify(model, data, labels) / 2).backward()
+        calls.append(1)
+        if len(calls) % 2:
+            return
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return CustomStep(model, (x(), y()), run)
+
+
+@loop
+def heads_of_several_optimizers_by_turns():
+    model = nn.ModuleDict({"body": nn.Linear(16, 24), "head": nn.Linear(24, 4)})
+    often = torch.optim.NAdam(model["body"].parameters())
+    seldom = torch.optim.RAdam(model["head"].parameters())
+    calls = []
+
+    def run(model, data, labels):
+        often.zero_grad()
+        seldom.zero_grad()
+        features = model["body"](data)
+        body, head = list(model["body"].parameters()), list(model["head"].parameters())
+        functional.mse_loss(features[:, :16], data).backward(retain_graph=True, inputs=body)
+        functional.cross_entropy(model["head"](features), labels).backward(inputs=head)
+        often.step()
+        calls.append(1)
+        if len(calls) % 2 == 0:
+            seldom.step()
+
+    return CustomStep(model, (x(), y()), run)
+
+
+@loop
+def one_optimizer_for_each_round():
+    model = net()
+
+    def run(model, data, labels):
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            classify(model, data, labels).backward()
+            optimizer.step()
+        with torch.no_grad():
+            for parameter, old in zip(model.parameters(), before, strict=True):
+                parameter.copy_(old.lerp(parameter, 0.5))
+
+    return CustomStep(model, (x(), y()), run)

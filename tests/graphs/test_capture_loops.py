@@ -1,7 +1,9 @@
 """Hand-written training loops, judged by PyTorch: each graph has the FLOPs of products that ``FlopCounterMode`` counts
 when the loop's second call runs without simdev, and an update of every parameter that this call changed."""
 
+import gc
 import random
+import weakref
 
 import pytest
 
@@ -9,6 +11,7 @@ from simdev.graphs.workload import CustomStep
 
 torch = pytest.importorskip("torch")
 import loops  # noqa: E402  (needs PyTorch)
+from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from simdev.graphs.capture.selfcheck import _NoModules  # noqa: E402
 
@@ -18,11 +21,14 @@ steps_inside_the_backward_pass gradient_penalty inner_optimizer exchanged_conten
 line_search_along_the_natural_gradient
 """.split()
 OWN_PRODUCTS = ("muon_and_adam", "optimizer_Adafactor")  # products in the update, which is one op of another kind
+GROWING = ("lbfgs",)  # a history of steps, longer after each call
 OTHER_PARAMETERS = {}  # numbers that only an optimizer knows
 
 
 def counted(make):
-    """FLOPs of the second call, the parameters that it changed, and how many numbers the parameters hold."""
+    """FLOPs of the second call, the parameters that it changed, how many numbers the parameters hold, and the bytes of
+    the states that optimizers have after it."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
     from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
     def attend(query, key, value, *_, out_val=None, **__):
@@ -44,6 +50,8 @@ def counted(make):
     torch.manual_seed(0)
     random.seed(0)
     step = make()
+    stepped = weakref.WeakSet()
+    hook = register_optimizer_step_post_hook(lambda optimizer, *_: stepped.add(optimizer))
 
     def call():
         if isinstance(step, CustomStep):
@@ -64,8 +72,17 @@ def counted(make):
             call()
     finally:
         torch.backends.mkldnn.enabled = before
+        hook.remove()
     changed = {name for name, parameter in step.model.named_parameters() if state_of(parameter) != versions[name]}
-    return counter.get_total_flops(), changed, sum(parameter.numel() for parameter in step.model.parameters())
+    numbers = sum(parameter.numel() for parameter in step.model.parameters())
+    gc.collect()
+    return counter.get_total_flops(), changed, numbers, sum(map(bytes_of_states, stepped))
+
+
+def bytes_of_states(optimizer):
+    """Bytes of an optimizer's states without its step counters."""
+    held = [item for state in optimizer.state.values() for item in tree_leaves(state) if isinstance(item, torch.Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in held if tensor.numel() > 1)
 
 
 def state_of(parameter):
@@ -99,7 +116,7 @@ def test_a_loop_has_the_products_and_updates_of_its_run(name):
     from simdev.graphs.capture.run import run
 
     graph = run(loops.LOOPS[name], name, {})
-    flops, changed, numbers = counted(loops.LOOPS[name])
+    flops, changed, numbers, state_bytes = counted(loops.LOOPS[name])
     updated = {
         label.rpartition("/")[0].replace("/", ".")
         for label, phase in zip(graph.op_names, graph.op_phase, strict=True)
@@ -107,6 +124,8 @@ def test_a_loop_has_the_products_and_updates_of_its_run(name):
     }
     assert changed <= updated
     assert graph.meta["parameters"] - numbers == OTHER_PARAMETERS.get(name, 0)
+    if name not in GROWING:
+        assert graph.meta["optimizer_state_bytes"] == state_bytes
     if name not in OWN_PRODUCTS:
         assert of_products(graph) == pytest.approx(flops, rel=1e-9)
 

@@ -482,7 +482,7 @@ for number in range(5):
     model(torch.randn(8, 16)).square().mean().backward()
     optimizer.step()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "number": number}, file)
-    loaded = torch.load(str(file))
+    loaded = torch.load(f=str(file))
     model.load_state_dict(loaded["model"])
     optimizer.load_state_dict(loaded["optimizer"])
     assert loaded["number"] == number

@@ -165,23 +165,23 @@ class Fakes:
     def _save(self, original):
         """A checkpoint without values is not written, over one with values perhaps: it is kept for ``torch.load``."""
 
-        def save(saved, file, *args, **kwargs):
-            modules = [leaf for leaf in tree_leaves(saved) if isinstance(leaf, torch.nn.Module)]
-            tensors = [*tree_leaves(saved), *(tensor for module in modules for tensor in module.parameters())]
+        def save(obj, f, *args, **kwargs):
+            modules = [leaf for leaf in tree_leaves(obj) if isinstance(leaf, torch.nn.Module)]
+            tensors = [*tree_leaves(obj), *(tensor for module in modules for tensor in module.parameters())]
             if not any(isinstance(tensor, FakeTensor) for tensor in tensors):
-                self._saved.pop(_named(file), None)
-                return original(saved, file, *args, **kwargs)
+                self._saved.pop(_named(f), None)
+                return original(obj, f, *args, **kwargs)
             self.read[self.place()] += 1
             with torch.no_grad():
-                copied = tree_map_only(torch.Tensor, torch.clone, saved)
-            self._saved[_named(file)] = tree_map_only(torch.nn.Module, copy.deepcopy, copied)
+                copied = tree_map_only(torch.Tensor, torch.clone, obj)
+            self._saved[_named(f)] = tree_map_only(torch.nn.Module, copy.deepcopy, copied)
             return None
 
         return save
 
     def _load(self, original):
-        def load(file, *args, **kwargs):
-            return self._saved[_named(file)] if _named(file) in self._saved else original(file, *args, **kwargs)
+        def load(f, *args, **kwargs):
+            return self._saved[_named(f)] if _named(f) in self._saved else original(f, *args, **kwargs)
 
         return load
 

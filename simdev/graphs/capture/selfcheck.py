@@ -126,9 +126,10 @@ def check_not_empty(name: str, products: int, updates: int, wants_update: bool) 
     """Raise :class:`InvalidInput` for a graph without a product, or without an update if the step should have one."""
     lacks = "matrix product, convolution or attention" if not products else "update of a parameter"
     if not products or (wants_update and not updates):
+        outside = "" if not products else ", or computes the update outside PyTorch (in NumPy), where it is not seen"
         raise InvalidInput(
-            f"the graph has no {lacks}: the step may have taken another course than in training; if it is meant so, "
-            "capture with --allow-empty (allow_empty=True)",
+            f"the graph has no {lacks}: the step may have taken another course than in training{outside}; if it is "
+            "meant so, capture with --allow-empty (allow_empty=True)",
             source=name,
         )
 

@@ -48,7 +48,7 @@ def two_streams(kernel_ns, collective_ns, copies):
 def beside_kernels(collectives, kernels, folded, sends=()):
     """Kernels of ``kernels`` ns one after another, and collectives ``(axis, kernel, ns, share of the adapter)``, each
     on the communicator of its axis and begun by the end of a kernel. Every axis has two ranks; ``folded`` simulates one
-    rank. ``sends`` are ``(ns, share)`` from the end of the kernels to a second stage, one after another."""
+    rank. ``sends`` are ``(stage, ns, share)``, each from the end of the kernels of one of two stages to the other."""
     from simdev.parallel.costs.timing import Template
     from simdev.parallel.mesh import Mesh
     from simdev.parallel.unroll import Unroller
@@ -79,11 +79,10 @@ def beside_kernels(collectives, kernels, folded, sends=()):
         np.array([item[3] for item in items]),
     )
     unroller = Unroller([Mesh(dict.fromkeys(axes, 2))] * (2 if sends else 1), folded)
-    unroller.add(0, ("F", 0, 0), template, [])
-    for ns, share in sends:
-        unroller.send(0, 1, ns, share)
-    if sends:
-        unroller.add(1, ("F", 1, 0), template, [])
+    for stage in range(2 if sends else 1):
+        unroller.add(stage, ("F", stage, 0), template, [])
+    for stage, ns, share in sends:
+        unroller.send(stage, 1 - stage, ns, share)
     return unroller.build("beside kernels")
 
 

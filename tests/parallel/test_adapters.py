@@ -76,13 +76,15 @@ def test_a_communicator_alone_and_shares_that_add_up_to_one_lose_nothing():
 
 @pytest.mark.parametrize("folded", [True, False])
 def test_a_send_shares_the_adapters_of_both_its_ends_in_one_direction(folded):
-    jobs = [("dp_shard", 0, 80_000, 1.0)]
-    found, schedule = simulate_unrolled(beside_kernels(jobs, [1], folded, sends=[(80_000, 1.0)]))
-    kind = found.problem.graph.kinds.index("send")
-    sends = found.problem.graph.op_kind == kind
-    assert schedule.op_finish[sends].tolist() == pytest.approx([160_000] * int(sends.sum()), rel=0.01)
-    one, _ = simulate_unrolled(beside_kernels(jobs, [1], folded, sends=[(80_000, 0.0)]))
-    assert one.problem.costs.op_ns[0].max() == 80_000
+    def ends(collective_share, *sends):
+        jobs = [("dp_shard", 0, 80_000, collective_share)]
+        found, schedule = simulate_unrolled(beside_kernels(jobs, [1], folded, sends))
+        sent = found.problem.graph.op_kind == found.problem.graph.kinds.index("send")
+        return sorted({round(int(end), -3) for end in schedule.op_finish[sent]})
+
+    assert ends(1.0, (0, 80_000, 1.0)) == [160_000]  # the collectives of both stages
+    assert ends(1.0, (0, 80_000, 0.0)) == ends(0.0, (0, 80_000, 1.0)) == [80_000]
+    assert ends(0.0, (0, 80_000, 1.0), (1, 60_000, 1.0)) == [60_000, 80_000]  # one way each
 
 
 def test_ops_of_a_communicator_wait_for_each_other_and_share_with_others():

@@ -260,7 +260,7 @@ MUTANTS = {
     ("simdev/parallel/costs/_adapter_kernel.py", ADAPTERS): [
         ("wanted = max(1.0, wanted)", "wanted = 1.0"),
         ("(upcoming - now) / wanted", "upcoming - now"),
-        ("min(upcoming, max(now, float(start[waiting[q]])))", "min(upcoming, float(start[waiting[q]]))"),
+        ("begun[q], left[q] = upcoming,", "begun[q], left[q] = float(start[running[q]]),"),
         ("waiting[q] = following[running[q]]", "waiting[q] = -1"),
     ],
     ("simdev/bench/score.py", "tests/bench/test_score.py"): [

@@ -32,7 +32,7 @@ def shared_ns(start, alone, share, queue):
                 ends[q] = now + left[q] * wanted
                 upcoming = min(upcoming, ends[q])
             elif waiting[q] >= 0:
-                upcoming = min(upcoming, max(now, float(start[waiting[q]])))
+                upcoming = min(upcoming, float(start[waiting[q]]))
         if upcoming == np.inf:
             return taken
         for q in range(queues):

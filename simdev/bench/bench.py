@@ -192,7 +192,9 @@ class _Session:
         if not self.work.bounded(instance):
             self._bounded(name, None, "", keep=False)
         elif known is None or (self.retry and known[0] is None):
-            task = self.pool.schedule(self.work.bound, (instance, self.limits), timeout=self.limits.seconds, rank=(0,))
+            # One machine after another, so that the jobs of a model do not capture the same stages at the same time.
+            rank = (0, name[1])
+            task = self.pool.schedule(self.work.bound, (instance, self.limits), timeout=self.limits.seconds, rank=rank)
             self._start(task, f"bound of {name[0]} on {name[1]}", lambda future: self._bound(name, future))
         else:
             self._bounded(name, *known, keep=False)

@@ -159,6 +159,11 @@ class Planning(Work):
         unbounded = row.bounded != ANY_MESHES and row.several_meshes
         return row.version == find_planner(row.entry)[0].version and not unbounded
 
+    def rank(self, run: PlanRun, instance: JobInstance) -> tuple:
+        """One cluster after another: jobs of a model need the same captures, which two processes would make twice."""
+        *earlier, size = super().rank(run, instance)
+        return *earlier, run.cluster, size
+
     def circumstances(self) -> dict[str, str]:
         try:
             torch = version("torch")

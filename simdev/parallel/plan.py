@@ -552,6 +552,7 @@ def _send(plan: Plan, size: int, source: int, target: int) -> tuple[int, float]:
     if plan.meshes[source] != plan.meshes[target]:
         made, wanted = (slice_of(plan.model, plan.parameters_of(rank), plan.meshes[rank]) for rank in (source, target))
         ns = reshard_ns(made, wanted, first[source], first[target], plan.cluster)
+        # One rank's link decides how long it takes; if any piece leaves a node, that link is taken to be an adapter.
         ends = first[source], first[target] + plan.meshes[target].stage_ranks - 1
         return ns, float(ends[0] // plan.cluster.gpus != ends[1] // plan.cluster.gpus)
     width = plan.meshes[source].stage_ranks

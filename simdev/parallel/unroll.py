@@ -1,10 +1,10 @@
 """A step of a parallel program as a problem: every stream, communicator and host is a device, every item an op.
 
-The devices run their ops in order of op number (rule ``program``), links have no contention, and messages between
-devices have no bytes: they take the least transfer time of 1 ns. A collective is one op on the device of its
-communicator; it waits for the last item of each member and every member's next item waits for it. A send from stage to
-stage is an op on a device of its own. Folded, each stage has one rank, and collectives are priced for their real
-groups. Unfolded, all ranks are there.
+The devices run their ops in order of op number (rule ``program``), links have no contention (what shares an adapter is
+lengthened afterwards: :mod:`simdev.parallel.costs.overlap`), and messages between devices have no bytes: they take the
+least transfer time of 1 ns. A collective is one op on the device of its communicator; it waits for the last item of
+each member and every member's next item waits for it. A send from stage to stage is an op on a device of its own.
+Folded, each stage has one rank, and collectives are priced for their real groups. Unfolded, all ranks are there.
 """
 
 from __future__ import annotations

@@ -89,14 +89,12 @@ def test_a_send_shares_the_adapters_of_both_its_ends_in_one_direction(folded):
 
 def test_ops_of_a_communicator_wait_for_each_other_and_share_with_others():
     def taken(*ops):  # start, alone, share, communicator
-        start, alone, share, queue = zip(*ops, strict=True)
-        ints = (np.array(column, np.int64) for column in (start, alone, queue))
-        one, two, three = ints
-        return shared_ns(one, two, np.array(share), three).tolist()
+        start, alone, share, queue = map(np.array, zip(*ops, strict=True))
+        return shared_ns(start, alone, share, queue).tolist()
 
     assert taken((0, 10, 1.0, 0), (5, 10, 1.0, 1)) == [15, 15]  # 5 at full rate, 10 at half of it
     assert taken((0, 10, 0.5, 0), (5, 10, 0.5, 1)) == [10, 10]
-    assert taken((0, 10, 1.0, 0), (10, 10, 1.0, 1)) == [10, 10]  # one after the other
+    assert taken((0, 10, 1.0, 0), (10, 10, 1.0, 1)) == [10, 10]  # the second begins when the first has ended
     assert taken((0, 10, 1.0, 0), (0, 10, 0.5, 1)) == pytest.approx([15, 15])
     assert taken((0, 10, 1.0, 0), (0, 20, 1.0, 1), (8, 5, 1.0, 0)) == [20, 35, 10]  # the third begins at 20
     assert taken((0, 10, 1.0, 0), (0, 10, 1.0, 1), (0, 10, 1.0, 2)) == pytest.approx([30, 30, 30])

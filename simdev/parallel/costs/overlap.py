@@ -25,6 +25,7 @@ from simdev.errors import InvalidInput
 from simdev.parallel.unroll import UnrolledJob
 from simdev.sim import Schedule, simulate
 
+Users = tuple[np.ndarray, np.ndarray]
 PASSES = 5  # simulations; each leaves at most 1 - 1 / factor of the error of the one before it
 
 
@@ -57,9 +58,10 @@ def simulate_unrolled(
     return unrolled, schedule
 
 
-def adapter_users(unrolled: UnrolledJob) -> list[np.ndarray]:
-    """For the first copy of each pipeline rank, the ops that load its adapter in one direction, int64 ascending, where
-    these are of more than one communicator. The other copies do the same at the same times."""
+def adapter_users(unrolled: UnrolledJob) -> list[Users]:
+    """For the first copy of each pipeline rank, the ops that load its adapter in one direction (int64 ascending) and
+    their communicators (int64 from 0 on), where there is more than one. The other copies do the same at the same
+    times."""
     if not unrolled.adapter.any():
         return []
     used = np.flatnonzero(unrolled.adapter)
@@ -69,12 +71,13 @@ def adapter_users(unrolled: UnrolledJob) -> list[np.ndarray]:
         collective = (rank == first) & (receiver < 0)
         for one_way in ((rank == first) & (receiver >= 0), receiver == first):
             both = np.flatnonzero(collective | one_way)
-            if len(np.unique(device[both])) > 1:
-                found.append(used[both])
+            communicators, queue = np.unique(device[both], return_inverse=True)
+            if len(communicators) > 1:
+                found.append((used[both], queue.astype(np.int64)))
     return found
 
 
-def _on_adapters(unrolled: UnrolledJob, users: list[np.ndarray], schedule: Schedule, alone: np.ndarray) -> np.ndarray:
+def _on_adapters(unrolled: UnrolledJob, users: list[Users], schedule: Schedule, alone: np.ndarray) -> np.ndarray:
     """int64 ns of each op, ``alone`` or longer by what it waits for others on its adapters, if it begins when it did in
     ``schedule``, or at the end of the one before it on its communicator."""
     longer = alone.copy()
@@ -82,10 +85,10 @@ def _on_adapters(unrolled: UnrolledJob, users: list[np.ndarray], schedule: Sched
         return longer
     from simdev.parallel.costs._adapter_kernel import shared_ns
 
-    for found in users:
-        ops = found[np.argsort(schedule.op_start[found], kind="stable")]
-        _, queue = np.unique(unrolled.placement.devices[ops], return_inverse=True)
-        ns = shared_ns(schedule.op_start[ops], alone[ops], unrolled.adapter[ops], queue.astype(np.int64))
+    for found, queue in users:
+        order = np.argsort(schedule.op_start[found], kind="stable")
+        ops = found[order]
+        ns = shared_ns(schedule.op_start[ops], alone[ops], unrolled.adapter[ops], queue[order])
         longer[ops] = np.maximum(longer[ops], np.rint(ns).astype(np.int64))
     if max(unrolled.copies) > 1:  # ops of one item follow one another; the first is that of the first copy
         used = np.flatnonzero(unrolled.adapter)

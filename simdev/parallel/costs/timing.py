@@ -157,6 +157,8 @@ def make_template(
     labels = (_label(calls[n : n + count]) for n, count in zip(begins, counts.tolist(), strict=True))
     pair = np.array(pairs, np.int32).reshape(-1, 2)
     collectives = {item: calls[n] for item, n in enumerate(begins) if calls[n].axes}
+    adapter = np.zeros(len(begins))
+    adapter[list(collectives)] = [prices.collective(call, mesh, first)[1] for call in collectives.values()]
     return Template(
         tuple(streams),
         tuple(name if name[0] in AXES else () for name in names),
@@ -172,26 +174,19 @@ def make_template(
         segment.live_bytes,
         segment.peak_bytes,
         sum(call.flops for call in calls),
-        _adapter(len(begins), collectives, prices, mesh, first),
+        adapter,
         collectives,
     )
-
-
-def _adapter(items: int, collectives: Mapping[int, Call], prices: Prices, mesh: Mesh, first: int) -> np.ndarray:
-    """float64 ``(items,)``: :attr:`Template.adapter`."""
-    found = np.zeros(items)
-    found[list(collectives)] = [prices.adapter(call, mesh, first) for call in collectives.values()]
-    return found
 
 
 def on_mesh(template: Template, mesh: Mesh, first: int, host: Host, prices: Prices) -> Template:
     """The template of a segment that was timed on another mesh of the same axes: collectives take other times, kernels
     the same."""
     items, calls = list(template.collectives), tuple(template.collectives.values())
-    ns, issue = template.ns.copy(), template.issue_ns.copy()
+    ns, issue, adapter = template.ns.copy(), template.issue_ns.copy(), template.adapter.copy()
     ns[items] = prices.of(calls, mesh, first)
+    adapter[items] = [prices.collective(call, mesh, first)[1] for call in calls]
     issue[items] = [host.dispatch_ns("", call, mesh) for call in calls]
-    adapter = _adapter(len(ns), template.collectives, prices, mesh, first)
     return replace(template, ns=ns, issue_ns=issue, adapter=adapter)
 
 
@@ -249,9 +244,9 @@ class Prices:
 
     def of(self, calls: tuple[Call, ...], mesh: Mesh, first: int) -> list[int]:
         """The duration of each call on ``mesh``, whose first rank has the global number ``first``."""
-        kernels, inner = self._kernels, mesh.inner
+        kernels = self._kernels
         ns = [
-            self._collective(call, mesh, first, inner)[0]
+            self.collective(call, mesh, first)[0]
             if call.axes
             else kernels.get((call.signature, call.flops, call.bytes_read, call.bytes_written), -1)
             for call in calls
@@ -293,12 +288,9 @@ class Prices:
     def _kernels_of(self, call: Call) -> list[Call]:
         return self.float8.calls_of(call) if self.float8 else [call]
 
-    def adapter(self, call: Call, mesh: Mesh, first: int) -> float:
-        """How much of a rank's adapter to the network a collective takes."""
-        return self._collective(call, mesh, first, mesh.inner)[1]
-
-    def _collective(self, call: Call, mesh: Mesh, first: int, inner: tuple) -> tuple[int, float]:
-        key = call.kind, call.payload_bytes, call.axes, inner, first % self.cluster.gpus
+    def collective(self, call: Call, mesh: Mesh, first: int) -> tuple[int, float]:
+        """The duration of a collective in ns, and how much of a rank's adapter to the network it takes."""
+        key = call.kind, call.payload_bytes, call.axes, mesh.inner, first % self.cluster.gpus
         if key not in self._collectives:
             lines = _different(mesh.lines(call.axes) + first, self.cluster)
             what = call.kind, call.payload_bytes

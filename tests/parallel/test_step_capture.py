@@ -608,9 +608,15 @@ def test_integers_are_counted_as_an_accelerator_does():
         torch.histc(torch.tensor([0, 1]), bins=2, min=0, max=1)
 
 
-def test_a_norm_computes_what_its_parts_compute():
+@pytest.mark.parametrize("known", [True, False], ids=["decomposed by PyTorch", "as in PyTorch 2.9"])
+def test_a_norm_computes_what_its_parts_compute(known, monkeypatch):
     torch = pytest.importorskip("torch")
+    from torch._decomp import decomposition_table
+
     from simdev.graphs.capture.rewrites import fused_norms
+
+    if not known:
+        monkeypatch.delitem(decomposition_table, torch.ops.aten._fused_rms_norm.default, raising=False)
 
     def run():
         x, weight = (torch.linspace(-2, 3, 12).view(3, 4).requires_grad_(), torch.linspace(1, 2, 4).requires_grad_())

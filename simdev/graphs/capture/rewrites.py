@@ -425,12 +425,24 @@ def fused_norms():
     """
     from torch._decomp import decomposition_table
 
+    missing = {"_fused_rms_norm": _rms_norm}  # PyTorch 2.9 knows the decomposition of the backward kernel alone
     with torch.library._scoped_library("aten", "IMPL") as library:
         for name in ("_fused_rms_norm", "_fused_rms_norm_backward"):
             op = getattr(torch.ops.aten, name, None)
-            if op is not None and op.default in decomposition_table:
-                library.impl(name, decomposition_table[op.default], "CPU")
+            parts = None if op is None else decomposition_table.get(op.default, missing.get(name))
+            if parts is not None:
+                library.impl(name, parts, "CPU")
         yield
+
+
+def _rms_norm(input, normalized_shape, weight, eps):  # noqa: A002 (PyTorch's own names)
+    """The normalised input, and the reciprocal of its root mean square over the last dimensions."""
+    wide = input.to(torch.promote_types(input.dtype, torch.float32))
+    axes = list(range(-len(normalized_shape), 0))
+    least = torch.finfo(wide.dtype).eps if eps is None else eps
+    scale = torch.rsqrt(wide.pow(2).mean(axes, keepdim=True) + least)
+    normal = wide * scale if weight is None else wide * scale * weight
+    return normal.to(input.dtype), scale
 
 
 @contextmanager

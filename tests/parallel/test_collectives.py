@@ -111,9 +111,6 @@ def test_an_exchange_between_nodes_goes_through_each_ranks_own_adapter():
 def test_a_send_between_nodes_takes_longer():
     cluster = load_cluster("dgx-h100")
     assert send_ns(MIB, 0, 1, cluster) < send_ns(MIB, 0, 8, cluster)
-    # Medians of vidur's sends between two DGX H100, whose adapters have 400 Gbit/s: 35.9 GB/s, where rings reach more.
-    for size, us in ((526_336, 33), (4 * MIB, 129), (64 * MIB, 1_871)):
-        assert send_ns(size, 0, 8, cluster) == pytest.approx(us * 1e3, rel=0.06)
 
 
 def test_nodes_and_networks_are_checked():

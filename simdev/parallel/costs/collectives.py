@@ -32,10 +32,9 @@ Where the figures come from; no training run was used to choose any of them:
     all-reduces over two nodes of A100 whose adapters it does not name cannot judge it: with 64 MiB, 1, 2, 4 and 8 ranks
     a node reach 5.9, 11.9, 22.4 and 17.5 GB/s, between 0.18 and 0.48 of an adapter of 100 Gbit/s for each rank. Declare
     ``network_gb_per_s`` for such nodes (:func:`load_cluster <simdev.parallel.cluster.load_cluster>`).
-``SEND_SHARE``
-    Fitted to vidur's sends between two nodes of H100 with adapters of 400 Gbit/s, which reach 35.9 GB/s. With the
-    latency of the network (19 us there) they are off by 4.3 % on average from 2 KiB to 64 MiB, by 2.8 % from 4 MiB on;
-    at ``NETWORK_SHARE`` they were 14 % too fast. Its two nodes of A100 reach 7.8 GB/s.
+    Sends have it, too, although one send reaches less: vidur's between two nodes of H100 with adapters of 400 Gbit/s
+    reach 35.9 GB/s with 64 MiB. They are simulated 14 % too fast on average (993 sizes from 2 KiB on); a share of 0.72
+    behind the same latency would be off by 4.3 %. A framework file may state ``send_gb_per_s``.
 """
 
 from __future__ import annotations
@@ -54,7 +53,6 @@ TABLE = Path(__file__).with_name("links.csv")
 PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0, "broadcast": 1.0}
 RING_SHARE = 0.92  # of a link's rate, that NCCL's simple protocol carries as payload (tuning.cc: 0.92)
 NETWORK_SHARE = 0.85  # of an adapter's rate; est.: nccl-tests on 200 and 400 Gbit/s adapters reach 0.8 to 0.92
-SEND_SHARE = 0.72  # of an adapter's rate, that one send reaches (vidur: 35.9 of 50 GB/s)
 STEP_NS = 600  # a ring step between accelerators of a node (tuning.cc: hardware latency of NVLink, LL128 to simple)
 PCIE_STEP_NS = 5_700  # the same over PCIe (tuning.cc: hardware latency of PCI, ring, simple protocol)
 PCIE_BYTES_PER_S = 64_000_000_000  # a ring below this rate is taken to run over PCIe (5.0 x16: 63 GB/s)
@@ -133,7 +131,7 @@ def send_ns(payload_bytes: int, source: int, target: int, cluster: Cluster) -> i
 def route(source: int, target: int, cluster: Cluster) -> tuple[float, float]:
     """Bytes/s and latency in ns of a send between two ranks (global numbers)."""
     inside = source // cluster.gpus == target // cluster.gpus
-    rate = cluster.node_bytes_per_s if inside else cluster.network_bytes_per_s * SEND_SHARE
+    rate = cluster.node_bytes_per_s if inside else cluster.network_bytes_per_s * NETWORK_SHARE
     latency_ns = cluster.node_latency_ns if inside else cluster.network_latency_ns
     return min(rate, cluster.send_bytes_per_s or rate), latency_ns
 

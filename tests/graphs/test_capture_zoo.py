@@ -116,6 +116,49 @@ def test_a_field_that_a_failing_constructor_reads_is_named():
     assert capture_package(f"{target[:-1]},head_dim=16]", length=8).meta["flops"] > 0
 
 
+def test_a_field_that_a_configuration_lacks_is_named_and_may_be_given():
+    """The class of the configuration has no ``num_key_value_heads``, which its model reads: checkpoints bring it."""
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.packages import package_step, unset_fields
+
+    model = "transformers:MoonshineStreamingForConditionalGeneration"
+    if not hasattr(transformers, model.partition(":")[2]):
+        pytest.skip("this release of transformers does not have the model")
+    small = "num_hidden_layers=1,hidden_size=32,num_attention_heads=2,vocab_size=50"
+    with pytest.raises(AttributeError) as failed:
+        package_step(f"{model}[{small}]")[0]()
+    assert unset_fields(model, failed.value) == ["num_key_value_heads"]
+    step = package_step(f"{model}[{small},num_key_value_heads=2]")[0]()
+    assert step.model.config.num_key_value_heads == 2
+    with pytest.raises(UnknownName, match="num_kv_heads"):
+        package_step(f"{model}[num_kv_heads=2]")[0]()
+
+
+def test_a_field_may_be_a_list():
+    from simdev.graphs.capture.packages import _TARGET, _fields
+
+    def fields(target):
+        return _fields(_TARGET.fullmatch(target)["fields"], target)
+
+    assert fields('diffusers:Model[axes=[2,3],mask=[[true],[false,true]],rope={"a":1,"b":2},name=x]') == {
+        "axes": [2, 3], "mask": [[True], [False, True]], "rope": {"a": 1, "b": 2}, "name": "x",
+    }  # fmt: skip
+    with pytest.raises(InvalidInput, match=r"'3' is not field=value"):
+        fields("diffusers:Model[n=[1,2],3]")
+
+
+def test_a_video_model_gets_its_frames():
+    from types import SimpleNamespace
+
+    from simdev.graphs.capture.packages import _frames
+
+    videos, tower = (SimpleNamespace(num_frames=8, base_config_key=key) for key in ("", "vision_config"))
+    both = SimpleNamespace(vision_config=tower, base_config_key="")
+    assert _frames(videos, {"pixel_values"}) == _frames(both, {"input_ids", "pixel_values"}) == (8,)
+    assert _frames(tower, {"pixel_values"}) == () == _frames(SimpleNamespace(base_config_key=""), {"pixel_values"})
+    assert _frames(videos, {"pixel_values", "pixel_values_videos"}) == ()
+
+
 def test_layers_are_left_out_only_where_the_id_says_so():
     pytest.importorskip("transformers")
     from simdev.graphs.capture import capture_package
@@ -309,6 +352,19 @@ def test_an_argument_that_a_model_uses_without_being_given_it_is_named():
         _call(Model(), {"x": torch.ones(2), "scale": 1})
 
 
+def test_inputs_that_a_model_refuses_are_not_called_labels():
+    import torch
+
+    from simdev.graphs.capture.packages import _call
+
+    class Model(torch.nn.Module):
+        def forward(self, x, labels):
+            frames, height, width = x.shape
+
+    with pytest.raises(InvalidInput, match=r"expected 3, got 1\)\): what simdev makes up may not fit; .*--inputs FILE"):
+        _call(Model(), {"x": torch.ones(2), "labels": torch.ones(2)})
+
+
 def test_a_text_to_classify_has_one_end():
     import torch
 
@@ -379,8 +435,26 @@ def test_a_sample_has_the_layout_of_its_family():
 
     class Rows(torch.nn.Module):
         config = {"in_channels": 3, "latent_channels": 4}
+        encode = None
 
         def forward(self, sample, num_frames=1):
+            return sample
+
+    class RowsOfLatents(torch.nn.Module):
+        config = {"in_channels": 4}
+
+        def forward(self, hidden_states, num_frames=1):
+            return hidden_states
+
+    class Encoder(torch.nn.Module):
+        config = {"in_channels": 3, "z_dim": 4}
+        encode = None
+
+        def __init__(self):
+            super().__init__()
+            self.first = torch.nn.Conv3d(3, 4, 3)
+
+        def forward(self, sample):
             return sample
 
     def shapes(model):
@@ -391,3 +465,75 @@ def test_a_sample_has_the_layout_of_its_family():
     video = {"hidden_states": (2, 3, 4, 6, 10), "encoder_hidden_states": (2, 11, 5)}
     assert shapes(type("Video3D", (FramesFirst,), {})()) == video
     assert shapes(type("TemporalDecoder", (Rows,), {})()) == {"sample": (2, 3, 128, 128)}
+    assert shapes(type("TransformerTemporal", (RowsOfLatents,), {})()) == {"hidden_states": (2, 4, 32, 32)}
+    assert shapes(Encoder()) == {"sample": (2, 3, 9, 128, 128)}
+
+
+def test_shapes_that_the_documentation_gives_by_fields_are_kept():
+    import torch
+
+    from simdev.graphs.capture.diffusion_inputs import diffusion_inputs
+
+    class Model(torch.nn.Module):
+        config = {"in_channels": 8, "text_dim": 5, "layer_ids": (2, 4), "width": 6}
+
+        def forward(self, hidden_states, encoder_hidden_states, position_ids, other, sound=None):
+            """
+            Args:
+                hidden_states (`torch.Tensor` of shape `(batch_size, image_seq_len, 2 * in_channels + 1)`):
+                    Patches.
+                encoder_hidden_states (`torch.Tensor` of shape `(batch_size, 1 + len(layer_ids), text_len, text_dim)`):
+                    Texts.
+                position_ids (`torch.Tensor` of shape `(text_len + image_seq_len, 3)`):
+                    Places.
+                other (`torch.Tensor` of shape `(batch_size, something, text_dim)`):
+                    Nobody knows.
+                sound (`torch.Tensor` of shape `(batch_size, text_len, text_dim)`, *optional*):
+                    Not needed.
+            """
+            return hidden_states
+
+    shapes = {name: tuple(tensor.shape) for name, tensor in diffusion_inputs(Model(), 2).items()}
+    texts = {"encoder_hidden_states": (2, 3, 77, 5), "position_ids": (77 + 1024, 3)}
+    assert shapes == {"hidden_states": (2, 1024, 17), **texts}
+
+
+def test_an_argument_of_a_part_has_the_shape_of_its_documentation():
+    pytest.importorskip("transformers")
+    import torch
+    from transformers import BertConfig
+
+    from simdev.graphs.capture.packages import _hf_inputs
+
+    class Decoder(torch.nn.Module):
+        main_input_name = "latents"
+
+        def forward(self, latents, unknown, padding_mask=None):
+            """
+            latents (`torch.Tensor` of shape `(batch_size, hidden_size, frames)`):
+                What a codec decodes.
+            """
+            return latents
+
+    inputs = _hf_inputs(Decoder(), BertConfig(hidden_size=24), 3, None)
+    assert {name: tuple(tensor.shape) for name, tensor in inputs.items()} == {"latents": (3, 24, 77)}
+
+
+def test_attention_with_a_learned_bias_is_counted_as_on_a_gpu():
+    """The kernel computes queries times keys again in its backward pass, a product that the CPU does not repeat."""
+    pytest.importorskip("transformers")
+    import zoo
+
+    row = zoo.measure(
+        "transformers:UMT5EncoderModel[num_layers=1,d_model=32,d_kv=16,num_heads=2,d_ff=32,vocab_size=50]"
+    )
+    assert row["flops"] == row["pytorch_flops"] > 0
+
+
+def test_a_large_model_that_reads_shares_of_dropped_layers_is_counted():
+    pytest.importorskip("timm")
+    import zoo
+
+    zoo.import_package("timm:vit_tiny_patch16_224")
+    target = "timm:vit_tiny_patch16_224[depth=2,drop_path_rate=0.1]"
+    assert zoo.recounted(target, zoo.MOST_REAL_BYTES + 1)["pytorch_flops"] > 0

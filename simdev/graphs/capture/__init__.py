@@ -181,6 +181,8 @@ def capture_package(
             remedy = f"change fields of its configuration, such as {target.partition('[')[0]}[num_attention_heads=8]"
         else:
             remedy = f"if the inputs that simdev makes up do not fit, {GIVE}"
+            if target.startswith(("transformers", "diffusers")):
+                remedy += "; if the fields of its default configuration do not, give others in brackets"
         raise InvalidInput(f"{error.message}; {remedy}", source=error.source, field=error.field) from error
     if dropped := whole_layers(target):
         graph.meta["whole_layers"] = dropped

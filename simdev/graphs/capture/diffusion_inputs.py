@@ -10,7 +10,9 @@ from __future__ import annotations
 import inspect
 import re
 
-TOKENS, SIDE, IMAGE_SIDE, FRAMES = 77, 32, 128, 2
+from simdev.graphs.capture.documented_inputs import TOKENS, documented
+
+SIDE, IMAGE_SIDE, FRAMES = 32, 128, 2
 TEXT_WIDTHS = (  # fields for the width of a text's features: before their projection, then after it
     "caption_channels encoder_hid_dim text_embed_dim text_dim text_emb_dim text_in_dim in_text_dim text_hidden_dim "
     "cap_feat_dim context_in_dim context_dim llm_features_dim cross_attention_input_dim cross_attention_dim "
@@ -57,14 +59,16 @@ def diffusion_inputs(model, batch: int) -> dict:
             made = by_name(name, config, shape)
             if made is not None:
                 inputs[name] = made
-    return inputs
+    lengths = {"batch": batch, "frames": FRAMES, "height": shape[-2], "width": shape[-1], "image": SIDE * SIDE}
+    return inputs | documented(model, dict(config), lengths, inputs)
 
 
 def _latent(model, config, takes, batch: int) -> tuple[int, ...]:
     """The shape of a latent image or video."""
     import torch
 
-    size = config.get("sample_size") or (IMAGE_SIDE if "latent_channels" in config else SIDE)
+    encodes = hasattr(model, "encode")
+    size = config.get("sample_size") or (IMAGE_SIDE if encodes else SIDE)
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     height, width = config.get("sample_height") or height, config.get("sample_width") or width
     channels = config.get("in_channels") or 3
@@ -73,7 +77,7 @@ def _latent(model, config, takes, batch: int) -> tuple[int, ...]:
     blocks = [word for word in config.get("down_block_types") or () if isinstance(word, str)]
     solid = any(isinstance(module, torch.nn.Conv3d) for module in model.modules())
     video = solid or any("3D" in word or "Temporal" in word for word in (type(model).__name__, *blocks))
-    if "sample" in takes and "num_frames" in takes:  # frames are rows of the batch
+    if "num_frames" in takes and "height" not in takes:  # frames are rows of the batch
         return batch, channels, height, width
     if config.get("sample_frames") and config.get("temporal_compression_ratio") and not solid:
         frames = (config["sample_frames"] - 1) // config["temporal_compression_ratio"] + 1
@@ -83,7 +87,7 @@ def _latent(model, config, takes, batch: int) -> tuple[int, ...]:
     if not video:
         return batch, channels, height, width
     # autoencoders of videos compress all frames but the first by 4 or 8
-    frames = 9 if solid and "latent_channels" in config else config.get("sample_frames") or FRAMES
+    frames = 9 if solid and encodes else config.get("sample_frames") or FRAMES
     if _frames_first(model):
         return batch, frames, channels, height, width
     return batch, channels, frames, height, width

@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import json
 import re
+import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 from simdev.errors import InvalidInput, UnknownName, Unsupported
 from simdev.graphs.capture.diffusion_inputs import diffusion_inputs
+from simdev.graphs.capture.documented_inputs import documented
 from simdev.graphs.capture.vision_ops import define_missing_operators
 from simdev.graphs.workload import InferenceStep, Step, TrainingStep
 from simdev.user_file import import_file, neighbours
@@ -27,7 +29,7 @@ MODES = ("train", "inference", "prefill", "decode")
 BY_TOKEN = ("mamba", "rwkv")  # without their kernels they compute token by token: each token adds ops
 CHOICES = 2  # of a question
 GIVE = "give a function that returns the inputs and labels of the model by --inputs FILE.py:FUNCTION"
-_TARGET = re.compile(r"(?P<package>\w+):(?P<model>[\w./-]+)(\[(?P<fields>[^\]]*)\])?")
+_TARGET = re.compile(r"(?P<package>\w+):(?P<model>[\w./-]+)(\[(?P<fields>.*)\])?")
 
 
 def package_step(
@@ -97,8 +99,13 @@ def _given(inputs: str, target: str, mode: str, batch: int | None, length: int |
 
 
 def _fields(text: str | None, target: str) -> dict:
-    fields = {}
-    for part in filter(None, (text or "").split(",")):
+    fields, parts = {}, [""]
+    for piece in (text or "").split(","):
+        if any(parts[-1].count(start) > parts[-1].count(end) for start, end in ("[]", "{}")):  # inside a list
+            parts[-1] += f",{piece}"
+        else:
+            parts.append(piece)
+    for part in filter(None, parts):
         key, equals, value = part.partition("=")
         if not equals:
             raise InvalidInput(f"{part!r} is not field=value", source=target)
@@ -110,8 +117,8 @@ def _fields(text: str | None, target: str) -> dict:
 
 
 def unset_fields(target: str, error: BaseException) -> list[str]:
-    """Fields that the default configuration of a transformers model leaves open, and that ``error`` names as code
-    (`field`) or that the function which failed reads."""
+    """Fields that the default configuration of a transformers model leaves open or lacks, and that ``error`` names as
+    code (`field`) or that the function which failed reads."""
     if not target.startswith("transformers:"):
         return []
     import transformers
@@ -120,6 +127,8 @@ def unset_fields(target: str, error: BaseException) -> list[str]:
     assert match is not None
     config = getattr(transformers, match["model"]).config_class()
     given, named = _fields(match["fields"], target), re.findall(r"`(\w+)`", str(error))
+    if isinstance(error, AttributeError) and isinstance(error.obj, transformers.PreTrainedConfig):
+        return [error.name]
     if "NoneType" in str(error):
         inside = str(Path(transformers.__file__).parent)
         codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -198,8 +207,7 @@ def _call(model, inputs: dict):
         if "labels" not in inputs:
             raise
         raise InvalidInput(
-            f"running its step failed ({error}): the labels that simdev makes up may not fit; give another --length, "
-            f"or {GIVE}"
+            f"running its step failed ({error}): what simdev makes up may not fit; give another --length, or {GIVE}"
         ) from error
 
 
@@ -313,7 +321,10 @@ def _transformers(target, name, fields, mode, batch, length, given):
     cls = getattr(transformers, name, None)
     if not inspect.isclass(cls) or not hasattr(cls, "config_class"):
         raise UnknownName("model", name, [key for key in dir(transformers) if key[:1].isupper()], source=target)
-    config_class = cls.config_class
+    config_class, code = cls.config_class, inspect.getsource(sys.modules[cls.__module__])
+
+    def read(field: str) -> bool:
+        return re.search(rf"\bconfig(\.|, \"){field}\b", code) is not None
 
     def build():
         config = config_class()
@@ -323,9 +334,9 @@ def _transformers(target, name, fields, mode, batch, length, given):
         if getattr(config, "image_token_index", 1) is None:  # the mark of an image among the tokens
             config.image_token_index = own.vocab_size - 1
         for key, value in fields.items():
-            if not hasattr(config, key) and not hasattr(own, key):
+            if not hasattr(config, key) and not hasattr(own, key) and not read(key):
                 raise UnknownName("field", key, vars(config), source=target)
-            setattr(config if hasattr(config, key) else own, key, value)
+            setattr(own if hasattr(own, key) and not hasattr(config, key) else config, key, value)
         keep_layers(config, fields)
         if getattr(own, "pad_token_id", None) is None:
             own.pad_token_id = config.pad_token_id = 0
@@ -398,7 +409,7 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
     inputs = {}
     marked = getattr(config, "image_token_id", None) is not None and model.main_input_name == "input_ids"
     if "pixel_values" in named or ("pixel_values" in takes and "input_ids" in takes and not marked):
-        inputs["pixel_values"] = torch.randn(count, *_image_shape(model, config))
+        inputs["pixel_values"] = torch.randn(count, *_frames(config, takes), *_image_shape(model, config))
     several = "input_values" in named and "pixel_values_videos" in takes  # sounds and the pictures to them
     if "pixel_values_videos" in named or several:
         frames = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", 8)
@@ -432,7 +443,7 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
     if "bool_masked_pos" in takes and "Masked" in type(model).__name__:
         side = config.image_size // config.patch_size
         inputs["bool_masked_pos"] = torch.zeros(count, side * side, dtype=torch.bool)
-    return inputs
+    return documented(model, config.to_dict(), {"batch": count}, {}) | inputs
 
 
 def _end(tokens, config) -> None:
@@ -482,6 +493,13 @@ def _series(config, takes, count: int) -> dict:
         "future_time_features": torch.randn(count, future, config.num_time_features),
     }
     return {name: tensor for name, tensor in inputs.items() if name in takes}
+
+
+def _frames(config, takes) -> tuple[int, ...]:
+    """How many images a sample of ``pixel_values`` has, where a sample is a video. The vision tower of a larger model
+    takes them as images."""
+    videos = getattr(getattr(config, "vision_config", config), "num_frames", None)
+    return (videos,) if videos and "pixel_values_videos" not in takes and not config.base_config_key else ()
 
 
 def _image_shape(model, config) -> tuple[int, int, int]:

@@ -1,0 +1,57 @@
+"""Inputs whose shapes the documentation of a model's forward gives by fields of its configuration.
+
+diffusers and transformers write ``(batch_size, 1 + len(injection_layer_ids), text_len, cap_feat_dim)``: the fields are
+in the configuration, and a length has a usual size.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any
+
+TOKENS = 77  # of a text, or another sequence
+_DOCUMENTED = re.compile(r"^ *(\w+) \( ?`([\w.]+)`.*?`\(([^`]+)\)`", re.MULTILINE)
+
+
+def documented(model, fields: dict, lengths: Mapping[str, int], inputs: Mapping[str, Any]) -> dict:
+    """Floating-point arguments of the model's forward that have other sizes in ``inputs`` than its documentation says,
+    and those without a default that are not there. ``lengths`` are sizes by a word of the axis."""
+    import torch
+
+    takes, found = inspect.signature(model.forward).parameters, {}
+    for name, kind, shape in _DOCUMENTED.findall(model.forward.__doc__ or ""):
+        made, axes = inputs.get(name), shape.split(", ")
+        sizes = [_evaluated(axis, fields) for axis in axes]
+        wanted = made is not None or (name in takes and takes[name].default is inspect.Parameter.empty)
+        if not wanted or not any(sizes) or "Tensor" not in kind or "Long" in kind:
+            continue
+        if made is None or made.dim() != len(axes):
+            usual = [_usual(axis, lengths) for axis in axes]
+        elif made.is_floating_point():
+            usual = list(made.shape)
+        else:
+            continue
+        sizes = [size or other for size, other in zip(sizes, usual, strict=True)]
+        if all(sizes) and (made is None or sizes != list(made.shape)):
+            found[name] = torch.randn(sizes)
+    return found
+
+
+def _evaluated(axis: str, fields: dict) -> int | None:
+    """The size of an axis that is a number, or is computed from fields of the configuration."""
+    try:
+        size = eval(axis, {"__builtins__": {"len": len}}, fields)
+    except Exception:  # words
+        return None
+    return size if isinstance(size, int) else None
+
+
+def _usual(axis: str, lengths: Mapping[str, int]) -> int | None:
+    """The size of an axis with such a name, or a sum of names, where the configuration does not give it."""
+    if " + " in axis:
+        parts = [_usual(part, lengths) for part in axis.split(" + ")]
+        return sum(part or 0 for part in parts) if all(parts) else None
+    known = {**lengths, **dict.fromkeys({"seq", "len", "tok", "frames"} - lengths.keys(), TOKENS)}
+    return next((size for word, size in known.items() if word in axis), None)

@@ -213,6 +213,7 @@ def recounted(target: str, held_bytes: int) -> dict:
 
     from simdev.graphs.capture.packages import package_step
     from simdev.graphs.capture.rewrites import fake_construction, grouped_products
+    from simdev.graphs.capture.shadows import Shadows
     from simdev.graphs.capture.trace import grouped_backward_flops
 
     def backward(gradient, image, weight, *rest, out_val=None, **kwargs):
@@ -235,7 +236,7 @@ def recounted(target: str, held_bytes: int) -> dict:
     torch.manual_seed(0)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     if held_bytes > MOST_REAL_BYTES:
-        with mode, fake_construction():
+        with mode, Shadows(), fake_construction():  # models compute shares of dropped layers in small tensors
             step = package_step(target)[0]()
     else:
         step = package_step(target)[0]()
@@ -249,9 +250,10 @@ def recounted(target: str, held_bytes: int) -> dict:
     }
 
     def count(model, inputs):
-        with grouped_products(), whole_attention(), FlopCounterMode(display=False, custom_mapping=mapping) as counter:
+        counter = FlopCounterMode(display=False, custom_mapping=mapping)
+        with grouped_products(), whole_attention() as again, counter:
             step.loss(model, *inputs).backward()
-        return counter.get_total_flops()
+        return counter.get_total_flops() + sum(again)
 
     if held_bytes > MOST_REAL_BYTES:
         with mode:
@@ -510,16 +512,21 @@ def self_check(target: str, batch: int, length: int | None) -> dict:
 
 @contextmanager
 def whole_attention():
+    """Attention without dropout. Yields FLOPs that the CPU does not compute: with a mask that wants a gradient, it
+    keeps the weights in memory; the kernel that a GPU chooses computes the product of queries and keys again in the
+    backward pass."""
     from torch.nn import functional
 
-    original = functional.scaled_dot_product_attention
+    original, again = functional.scaled_dot_product_attention, []
 
     def attention(query, key, value, attn_mask=None, dropout_p=0.0, *rest, **options):
+        if attn_mask is not None and attn_mask.requires_grad:
+            again.append(2 * query.numel() * key.shape[-2])
         return original(query, key, value, attn_mask, 0.0, *rest, **options)
 
     functional.scaled_dot_product_attention = attention
     try:
-        yield
+        yield again
     finally:
         functional.scaled_dot_product_attention = original
 

@@ -120,7 +120,9 @@ def test_a_field_that_a_configuration_lacks_is_named_and_may_be_given():
     """The class of the configuration has no ``num_key_value_heads``, which its model reads: checkpoints bring it."""
     transformers = pytest.importorskip("transformers")
     from simdev.graphs.capture.packages import package_step, unset_fields
+    from simdev.graphs.capture.vision_ops import define_missing_operators
 
+    define_missing_operators()
     model = "transformers:MoonshineStreamingForConditionalGeneration"
     if not hasattr(transformers, model.partition(":")[2]):
         pytest.skip("this release of transformers does not have the model")

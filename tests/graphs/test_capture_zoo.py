@@ -56,6 +56,18 @@ def test_prefill_and_decode_keep_a_cache():
     assert prefill.name.endswith("prefill-n_layer=2,n_embd=32,n_head=2,vocab_size=50,n_positions=64")
 
 
+def test_a_model_computes_positions_that_transformers_keeps_for_all_models():
+    torch = pytest.importorskip("torch")
+    cached = pytest.importorskip("transformers.pytorch_utils").compile_compatible_method_lru_cache
+    from simdev.graphs.capture.rewrites import as_on_gpu
+
+    positions = cached(maxsize=2)(torch.zeros)
+    kept = positions(3)
+    with as_on_gpu():
+        assert positions(3) is not kept
+    assert positions(3) is kept
+
+
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
 @pytest.mark.parametrize(
     ("target", "options", "error"),

@@ -168,12 +168,15 @@ def capture_package(
         if "smaller model" in error.message and target.startswith("transformers") and "layers=" not in target:
             fewer = f"{error.message}, such as {with_field(target, 'num_hidden_layers', '2')}"
             raise InvalidInput(fewer, source=error.source, field=error.field) from error
-        if choices.get("inputs") or "--" in error.message or "=..." in error.message:
+        if choices.get("inputs") or "=..." in error.message:
             raise
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        if unset := unset_fields(target, cause):
+        unset = unset_fields(target, cause)
+        if "--" in error.message and not unset:
+            raise
+        if unset:
             for field in unset:
                 target = with_field(target, field)
             remedy = f"its configuration leaves {', '.join(unset)} open: capture {target}"

@@ -6,12 +6,14 @@ in the configuration, and a length has a usual size.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Mapping
 from typing import Any
 
 TOKENS = 77  # of a text, or another sequence
+SUMS = (ast.Expression, ast.Constant, ast.Name, ast.Call, ast.BinOp, ast.operator, ast.Load)
 _DOCUMENTED = re.compile(r"^ *(\w+) \( ?`([\w.]+)`.*?`\(([^`]+)\)`", re.MULTILINE)
 
 
@@ -40,10 +42,13 @@ def documented(model, fields: dict, lengths: Mapping[str, int], inputs: Mapping[
 
 
 def _evaluated(axis: str, fields: dict) -> int | None:
-    """The size of an axis that is a number, or is computed from fields of the configuration."""
+    """The size of an axis that is a number, or is computed from fields of the configuration and lengths of them."""
     try:
-        size = eval(axis, {"__builtins__": {"len": len}}, fields)
-    except Exception:  # words
+        tree = ast.parse(axis, mode="eval")
+        if not all(isinstance(node, SUMS) for node in ast.walk(tree)):
+            return None
+        size = eval(compile(tree, "axis", "eval"), {"__builtins__": {"len": len}}, fields)
+    except Exception:  # words, and fields that are no numbers
         return None
     return size if isinstance(size, int) else None
 

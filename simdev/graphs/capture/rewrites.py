@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 
@@ -33,6 +34,7 @@ def as_on_gpu(*, cpu_kernels: bool = False, ranks: bool = False):
         stack.enter_context(grouped_products())
         stack.enter_context(_flexible_attention())
         stack.enter_context(_copies_of_fakes())
+        stack.enter_context(_nothing_remembered())
         stack.enter_context(no_accelerator())
         for context in (joined_updates, norms_of_ranks) if ranks else (one_replica,):
             stack.enter_context(context())
@@ -443,6 +445,22 @@ def _rms_norm(input, normalized_shape, weight, eps):  # noqa: A002 (PyTorch's ow
     scale = torch.rsqrt(wide.pow(2).mean(axes, keepdim=True) + least)
     normal = wide * scale if weight is None else wide * scale * weight
     return normal.to(input.dtype), scale
+
+
+@contextmanager
+def _nothing_remembered():
+    """transformers computes the positions and anchors of its detectors once for all models of a process. Those of a
+    fake model have no values, so each model computes its own, as in code that is compiled."""
+    module = sys.modules.get("transformers.pytorch_utils")
+    compiling = getattr(module, "is_torchdynamo_compiling", None)
+    if compiling is None:
+        yield
+        return
+    module.is_torchdynamo_compiling = lambda: True
+    try:
+        yield
+    finally:
+        module.is_torchdynamo_compiling = compiling
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import re
 import sys
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -451,7 +452,7 @@ def _rms_norm(input, normalized_shape, weight, eps):  # noqa: A002 (PyTorch's ow
 def _nothing_remembered():
     """transformers computes the positions and anchors of its detectors once for all models of a process. Those of a
     fake model have no values, so each model computes its own, as in code that is compiled."""
-    module = sys.modules.get("transformers.pytorch_utils")
+    module: Any = sys.modules.get("transformers.pytorch_utils")
     compiling = getattr(module, "is_torchdynamo_compiling", None)
     if compiling is None:
         yield

@@ -1,14 +1,9 @@
-"""Does ``search`` find the best plan, and do the bounds hold? Every plan of small jobs is simulated, and many of large
-ones.
+"""Does ``search`` find the best plan of small jobs, and do the bounds hold? Every plan is simulated.
 
 ``python tests/perf/brute_force.py [JOB...]`` from the root of a checkout prints a table. Of each job it simulates all
 plans of the wide space, and all ways to divide the layers of pipelines with one stage on each rank; then it lets
 ``search`` choose with the simulations at hand. The last column is how much longer the best plan takes than the bound of
 the job; the one before how many plans are quicker than their own bound or that of the job.
-
-``python tests/perf/brute_force.py --large [JOB...]``: of large jobs, as ``simdev plan`` takes them, a hundred times as
-many plans are simulated as ``search`` did, those of the least estimated times first. Allocated memory decides what
-fits.
 """
 
 from __future__ import annotations
@@ -32,13 +27,6 @@ JOBS = {  # model, cluster, sequences in a step, GPUs
     "mixtral": ("mixtral-8x7b[layers=6,width=2048,hidden=4096,length=2048]", "dgx-h100", 32, 4),
 }
 KINDS = ("none", "full")
-LARGE = {  # model, cluster, sequences in a step
-    "llama3-8b": ("llama3-8b", "dgx-h100", 1024),
-    "llama3-70b": ("llama3-70b", "dgx-h100[nodes=8]", 1024),
-    "llama3-70b-a100": ("llama3-70b", "dgx-a100[nodes=8]", 1024),
-    "llama3-70b-b200": ("llama3-70b", "dgx-b200[nodes=8]", 1024),
-}
-MORE = 100  # plans to simulate for each that search simulated
 
 
 def all_choices(job: Job) -> Iterator[Choice]:
@@ -86,37 +74,7 @@ def of_job(name: str) -> list[str]:
     ]
 
 
-def of_large_job(name: str) -> list[str]:
-    """The row of a large job."""
-    entry, where, batch = LARGE[name]
-    model, parameters = find_model(entry)
-    job = Job(model, parameters, load_cluster(where), batch, memory="allocated")
-    budget = PlanBudget(Evaluator(job))
-    spec, params = find_planner("search")
-    chosen = spec.plan(job, rng=np.random.default_rng(0), budget=budget, **params)
-    ours, used = budget.tried[chosen], budget.used
-    quickest = sorted(budget.estimates(job.choices()).values(), key=lambda one: one.step_ns)
-    more = [one.choice for one in quickest if one.choice not in budget.tried]
-    budget.evaluate_many(more[: MORE * used - used])
-    assert budget.best is not None
-    return [
-        name,
-        f"{len(quickest):,}",
-        str(used),
-        str(chosen),
-        f"{ours.time_ns / 1e9:.2f}",
-        f"{budget.used:,}",
-        str(budget.best.choice) if budget.best.choice != chosen else "the same",
-        f"{ours.time_ns / budget.best.time_ns - 1:+.2%}",
-    ]
-
-
 if __name__ == "__main__":
-    if "--large" in sys.argv:
-        names = [name for name in sys.argv[1:] if name != "--large"] or list(LARGE)
-        header = ["job", "estimated", "simulated by search", "its plan", "s", "simulated", "the best", "longer"]
-        print_table(header, [of_large_job(name) for name in names])
-        sys.exit()
     names = sys.argv[1:] or list(JOBS)
     header = [
         "job",

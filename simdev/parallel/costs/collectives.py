@@ -30,7 +30,7 @@ Where the figures come from; no training run was used to choose any of them:
 ``NETWORK_SHARE``
     Estimated from what nccl-tests commonly report on 200 and 400 Gbit/s adapters (0.8 to 0.92 of the rate). vidur's
     all-reduces over two nodes of A100 whose adapters it does not name cannot judge it: with 64 MiB, 1, 2, 4 and 8 ranks
-    a node reach 5.9, 11.9, 22.4 and 17.5 GB/s, between 0.18 and 0.48 of an adapter of 100 Gbit/s for each rank. Declare
+    a node reach 5.9, 11.9, 22.4 and 17.5 GB/s, between 0.18 and 0.47 of an adapter of 100 Gbit/s for each rank. Declare
     ``network_gb_per_s`` for such nodes (:func:`load_cluster <simdev.parallel.cluster.load_cluster>`).
     Sends have it, too, although one send reaches less: vidur's between two nodes of H100 with adapters of 400 Gbit/s
     reach 35.9 GB/s with 64 MiB. They are simulated 14 % too fast on average (993 sizes from 2 KiB on); a share of 0.72

@@ -11,7 +11,7 @@ import numpy as np
 
 from simdev.baselines._climb import Neighbourhood
 from simdev.baselines._critical import Critical, critical
-from simdev.baselines._order import fifo_starts, ordered, path_keys, priority_of
+from simdev.baselines._order import ordered, path_keys, priority_of, start_keys
 from simdev.baselines._payoff import Payoff
 from simdev.baselines._search import (
     Candidate,
@@ -181,12 +181,12 @@ class Guided:
         if not self.ordered:
             return [self.state(devices)] if self.budget.open else []
         ops = np.asarray(devices, np.int32)[self.unit_of_op]
-        keys = path_keys(self.problem, ops)
-        biases = [np.zeros_like(keys), -fifo_starts(self.problem, ops) - keys]
-        if priority is not None:
-            starts = self._schedule(ops, priority).op_start
-            biases.insert(0, -starts - keys)
-        return [self.state(devices, bias) for bias in biases if self.budget.open]
+        paths = path_keys(self.problem, ops)
+        return [
+            self.state(devices, keys - paths)
+            for keys in start_keys(self.problem, ops, priority)
+            if self.budget.open
+        ]
 
     def placement(self, state: SearchState) -> Placement:
         """The placement of a state, with its priorities if the rules use them."""

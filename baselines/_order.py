@@ -67,6 +67,15 @@ def fifo_starts(problem: Problem, devices: np.ndarray) -> np.ndarray:
     return simulate(other, Placement(devices)).op_start
 
 
+def start_keys(problem: Problem, devices: np.ndarray, priority: np.ndarray | None = None) -> list[np.ndarray]:
+    """Keys, int64 ``(n,)`` ns each, that a search may begin with: those of the schedule with the given ``priority``, if
+    there is one, the longest paths, and those of the schedule under ``fifo``; ``devices`` int ``(n,)``."""
+    from simdev.sim import simulate
+
+    keys = [path_keys(problem, devices), -fifo_starts(problem, devices)]
+    return keys if priority is None else [-simulate(problem, Placement(devices, priority)).op_start, *keys]
+
+
 @cache
 def _path_kernel():
     from simdev.baselines._search_kernels import path_keys

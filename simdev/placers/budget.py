@@ -174,6 +174,12 @@ class Budget:
             self.note(score, simulator.placement.devices, priority)
         return score
 
+    def spend(self, evaluations: int) -> None:
+        """Count ``evaluations`` that the caller has made by itself, in compiled code, at most :attr:`left` of them. The
+        caller passes the best placement that it found to :meth:`note`."""
+        self.used += evaluations
+        self._promised = False
+
     def note(self, score: Score, devices: np.ndarray, priority: np.ndarray | None) -> None:
         """Keep the placement if it is the best so far."""
         if score.fits and (self.best_step_ns is None or score.step_ns < self.best_step_ns):

@@ -1,0 +1,164 @@
+"""Late acceptance: a plain local search in compiled code, for budgets of many thousand evaluations."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+
+from simdev.baselines._members import constructed
+from simdev.baselines._order import ordered, priority_of, start_keys
+from simdev.baselines._search import starts as simple_starts
+from simdev.baselines._units import choices, unit_adjacency
+from simdev.placers.budget import Budget
+from simdev.placers.placer import placer
+from simdev.placers.score import Score
+from simdev.placers.starts import stored_starts
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
+from simdev.sim.fast import new_buffers
+from simdev.sim.inputs import problem_arrays
+from simdev.sim.kernels.state import FIFO_LOOP, PRIORITY_LOOP
+
+LOOPS = FIFO_LOOP, PRIORITY_LOOP  # with other ones, a search makes full evaluations
+MEMORY = 50  # the history holds one cost for so many moves of the budget,
+LONGEST = 50_000  # at most so many costs
+FIRST = 256  # moves in the first call of the compiled loop; later calls take about CALL_S seconds
+CALL_S = 0.5
+SHARES, ORDER_SHARES = (0.4, 0.6, 0.0), (0.3, 0.5, 0.2)  # of clusters, of cut tensors, of shifts in the order
+FAR = 0.02  # share of clusters that may go to any device, hosts too
+
+
+@placer(
+    "late-acceptance",
+    version=1,
+    family="search",
+    searches=True,
+    defaults={"starts": ""},
+    source="late acceptance hill climbing: Burke, Bykov, European Journal of Operational Research 258(1), 2017",
+)
+def late_acceptance(problem, *, rng, budget, starts):
+    """Change the best start by random moves, and keep a move if the step is no longer than it was some moves ago.
+
+    The starts are those of ``long-search``: the constructive placements or, if ``starts`` names result folders with
+    ``+`` between them, the placements that those hold. A move takes a cluster to another device: a random unit and up
+    to 127 units around it, or one end of a tensor that is cut and up to 31 units around it. Under rules ``priority``, a
+    fifth of the moves shift one op in the order of all ops instead. A move is kept if the step is no longer than the
+    present one, or than the one ``L`` moves ago; ``L`` is a fiftieth of the budget, 50,000 at most.
+
+    The search knows nothing of critical paths, of layers, or of what has paid so far. Under the orders ``fifo`` and
+    ``priority`` it draws, simulates and keeps moves in compiled code: a move takes less than a millisecond on a graph of
+    5,000 ops. Under other rules, and for throughput, each move is an evaluation like those of other placers.
+    """
+    stored = (found for folder in starts.split("+") for found in stored_starts(folder, problem))
+    given = stored if starts else constructed(problem, rng, budget.microbatches)
+    begin: tuple[Score, Placement] | None = None
+    for placement in given if budget.open else ():
+        for candidate in _with_orders(problem, placement):
+            if budget.open:
+                score = budget.evaluate(candidate.devices, priority=candidate.priority)
+                if begin is None or score < begin[0]:
+                    begin = score, candidate
+    if begin is None:
+        return Placement.of_units(problem, simple_starts(problem, choices(problem))[0])
+    return _Walk(problem, budget, rng, *begin).run()
+
+
+def _with_orders(problem: Problem, placement: Placement) -> list[Placement]:
+    """The placement with each order of ops that a search may begin with."""
+    if not ordered(problem):
+        return [Placement(placement.devices)]
+    keys = start_keys(problem, placement.devices, placement.priority)
+    return [Placement(placement.devices, priority_of(key)) for key in keys]
+
+
+class _Walk:
+    """One search from a placement and its score."""
+
+    def __init__(self, problem: Problem, budget: Budget, rng: np.random.Generator, score: Score, begin: Placement):
+        from simdev.baselines import _late_kernels as kernels  # loads Numba
+
+        self.problem, self.budget, self.kernels = problem, budget, kernels
+        self.ordered, n = ordered(problem), problem.graph.n_ops
+        rank = np.arange(n) if begin.priority is None else n - 1 - begin.priority
+        cost = score.step_ns if score.fits else kernels.UNFIT + score.known_overflow_bytes
+        devices, order = begin.devices.astype(np.uint32), np.argsort(rank)
+        units = problem.graph.n_units
+        self.late = kernels.Late(
+            *(devices, devices.copy(), rank, rank.copy(), order, order.copy(), devices.copy(), rank.copy()),
+            history=np.array([cost]),
+            state=np.array([0, cost, cost, 0, 0, 0, 0]),
+            random=rng.integers(1 << 63, size=1, dtype=np.uint64),
+            members=np.zeros(units, np.int64),
+            stamps=np.zeros(units, np.int64),
+        )
+        self.moves = _moves(problem, kernels, ORDER_SHARES if self.ordered else SHARES)
+
+    def run(self) -> Placement:
+        """Spend the budget; the best placement."""
+        if self.budget.simulate is None and not self.budget.microbatches and problem_arrays(self.problem).loop in LOOPS:
+            self._run_compiled()
+        else:
+            self._run()
+        return self._best()
+
+    def _run_compiled(self) -> None:
+        budget, inputs, moves, chunk = self.budget, problem_arrays(self.problem), self.moves, FIRST
+        walk = self.kernels.walk_priority if self.ordered else self.kernels.walk_fifo
+        one = np.zeros(1, np.int64), np.zeros((1, self.problem.topology.n_devices), np.int64), np.zeros(1, np.int64)
+        buffers = *new_buffers(self.problem), *one
+        self._remember(budget.left)
+        walk(inputs, moves, self.late, 0, *buffers)  # compiles
+        while budget.open:
+            begun, count = time.perf_counter(), int(min(budget.left, chunk))
+            done = walk(inputs, moves, self.late, count, *buffers)
+            budget.spend(done)
+            if self.late.state[self.kernels.BEST] < self.kernels.UNFIT:
+                best = self._best()
+                budget.note(Score(int(self.late.state[self.kernels.BEST]), 0), best.devices, best.priority)
+            if done < count:
+                break
+            seconds = max(time.perf_counter() - begun, 1e-6)
+            if chunk == FIRST and budget.left == math.inf:
+                self._remember((budget.seconds - budget.elapsed) * count / seconds)
+            chunk = max(1, min(10 * chunk, int(CALL_S * count / seconds)))
+
+    def _run(self) -> None:
+        """With an evaluation of the budget for each move."""
+        self._remember(self.budget.left)
+        budget, late, kernels = self.budget, self.late, self.kernels
+        while budget.open and kernels.draw_move(problem_arrays(self.problem), self.moves, late):
+            priority = len(late.tried_rank) - 1 - late.tried_rank if self.ordered else None
+            score = budget.evaluate(late.tried_devices.astype(np.int32), priority=priority)
+            kernels.settle_move(self.moves, late, score.step_ns, score.known_overflow_bytes)
+
+    def _remember(self, moves: float) -> None:
+        """Compare with the costs of earlier moves, if there are ``moves`` in all."""
+        length = 1 if moves == math.inf else int(min(LONGEST, max(1, moves / MEMORY)))
+        self.late = self.late._replace(history=np.full(length, self.late.state[self.kernels.COST]))
+
+    def _best(self) -> Placement:
+        rank = self.late.best_rank
+        return Placement(self.late.best_devices.astype(np.int32), len(rank) - 1 - rank if self.ordered else None)
+
+
+def _moves(problem: Problem, kernels, shares):
+    """What the kernels read of a problem to draw moves."""
+    graph, allowed = problem.graph, choices(problem, hosts=True)
+    ops = np.argsort(graph.unit_of_op, kind="stable")
+    neighbour_ptr, neighbours, _ = unit_adjacency(problem)
+    return kernels.Moves(
+        unit_of_op=graph.unit_of_op.astype(np.int64),
+        unit_ptr=np.searchsorted(graph.unit_of_op[ops], np.arange(graph.n_units + 1)),
+        unit_ops=ops,
+        neighbour_ptr=neighbour_ptr,
+        neighbours=neighbours,
+        allowed=allowed,
+        near=np.array(problem.topology.accelerators or np.flatnonzero(allowed.any(axis=1)), np.int64),
+        every=np.flatnonzero(allowed.any(axis=1)),
+        source=graph.edge_source.astype(np.int64),
+        target=graph.consumers.astype(np.int64),
+        shares=np.array(shares),
+        far=FAR,
+    )

@@ -1,0 +1,114 @@
+"""``late-acceptance``: its compiled loop does what evaluations one by one do, and finds what is there."""
+
+import math
+
+import numpy as np
+import pytest
+from drawn import chain, machine
+from drawn import problem as drawn_problem
+
+from simdev.baselines import _late_kernels as kernels
+from simdev.baselines import late_acceptance as late
+from simdev.placers.budget import Budget
+from simdev.placers.registry import find_placer, graph_path, load_workload
+from simdev.placers.testing import random_problem
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem, Rules
+from simdev.problem.topology import load_topology
+from simdev.sim import simulate, simulate_many
+
+ORDERS = ["fifo", "priority"]
+
+
+def search(problem, evaluations=math.inf, seed=0, **given):
+    spec, params = find_placer("late-acceptance")
+    budget = Budget(problem, evaluations=evaluations, **given)
+    placement = spec.place(problem, rng=np.random.default_rng(seed), budget=budget, **params)
+    placement.check(problem)
+    return placement, budget
+
+
+def drawn(seed, order):
+    return random_problem(np.random.default_rng(seed), max_ops=40, rules=Rules(order))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("seed", range(6))
+def test_the_compiled_loop_finds_what_evaluations_one_by_one_find(order, seed):
+    problem = drawn(seed, order)
+    compiled, spent = search(problem, 400)
+    other, also_spent = search(problem, 400, simulate=simulate_many)
+    assert (compiled.devices == other.devices).all() and spent.used == also_spent.used
+    if order == "priority":
+        assert (compiled.priority == other.priority).all()
+    assert spent.best_step_ns == also_spent.best_step_ns
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_answer_is_the_best_that_the_budget_knows(order):
+    for seed in range(10):
+        problem = drawn(seed, order)
+        placement, budget = search(problem, 300)
+        schedule = simulate(problem, placement)
+        if budget.best_step_ns is not None:
+            assert (schedule.step_ns, schedule.overflow_bytes.sum()) == (budget.best_step_ns, 0)
+
+
+@pytest.fixture(scope="module", params=ORDERS)
+def inception(request):
+    if not graph_path("inception-v3").is_file():
+        pytest.skip("the graph of inception-v3 is not shipped")
+    return Problem.build(load_workload("inception-v3"), load_topology("p100x4"), rules=Rules(request.param))
+
+
+def test_longer_walks_are_better(inception):
+    few, some, many = (search(inception, evaluations)[1].best_step_ns for evaluations in (30, 600, 6000))
+    assert few > 1.05 * some and some > 1.02 * many
+
+
+def test_the_order_of_ops_is_searched_too(inception):
+    """The same devices with the default order, by longest paths, take longer."""
+    placement, budget = search(inception, 2000)
+    usual = simulate(inception, Placement(placement.devices)).step_ns
+    assert usual > budget.best_step_ns if inception.rules.order == "priority" else usual == budget.best_step_ns
+
+
+def test_one_device_leaves_nothing_to_draw():
+    problem = drawn_problem(chain(1, 1), machine(1), [1, 1], rules=Rules())
+    placement, budget = search(problem, 400)
+    assert (placement.devices == 0).all() and budget.used < 40
+
+
+def walk(problem, seed=0):
+    """A walk from the best start, after 200 moves, and its problem."""
+    spec, _ = find_placer("late-acceptance")
+    found = {}
+    run = late._Walk.run
+    try:
+        late._Walk.run = lambda self: found.setdefault("walk", self) and run(self)
+        spec.place(problem, rng=np.random.default_rng(seed), budget=Budget(problem, evaluations=250), starts="")
+    finally:
+        late._Walk.run = run
+    return found["walk"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_tried_is_what_is_accepted_between_two_moves(order, seed):
+    state = walk(drawn(seed, order)).late
+    n = len(state.rank)
+    assert (state.devices == state.tried_devices).all() and (state.rank == state.tried_rank).all()
+    assert (state.order == state.tried_order).all() and (state.rank[state.order] == np.arange(n)).all()
+
+
+def test_no_cost_of_the_history_is_less_than_the_best_or_grows():
+    problem = drawn(3, "fifo")
+    state = walk(problem).late
+    assert state.state[kernels.BEST] <= state.history.min() and state.state[kernels.COST] >= state.state[kernels.BEST]
+
+
+def test_a_budget_of_seconds_alone_keeps_many_costs():
+    problem = drawn(4, "fifo")
+    search(problem, 10)  # compiles
+    placement, budget = search(problem, seconds=1.0)
+    assert budget.used > 500 and simulate(problem, placement).step_ns == budget.best_step_ns

@@ -183,9 +183,7 @@ class Guided:
         ops = np.asarray(devices, np.int32)[self.unit_of_op]
         paths = path_keys(self.problem, ops)
         return [
-            self.state(devices, keys - paths)
-            for keys in start_keys(self.problem, ops, priority)
-            if self.budget.open
+            self.state(devices, keys - paths) for keys in start_keys(self.problem, ops, priority) if self.budget.open
         ]
 
     def placement(self, state: SearchState) -> Placement:

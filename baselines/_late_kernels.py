@@ -17,28 +17,37 @@ from simdev.sim.kernels.placement import is_valid
 from simdev.sim.kernels.priority import run_priority
 from simdev.sim.kernels.state import Inputs, Timeline, Workspace
 
-CLUSTER, CUT, ORDER = 0, 1, 2  # kinds of moves
+CLUSTER, CUT, GROUP, ORDER = 0, 1, 2, 3  # kinds of moves
 UNFIT = 1 << 61  # cost of a placement that does not fit, and its bytes over memory
 ALWAYS = 1 << 62
 DRAWS = 1000  # in a row without a move that can run, after which a walk ends
 CUT_DRAWS = 200  # of an edge, until one is cut
 MOST_GROWN, GROW = 128, 0.6  # units of a cluster at most; probability that the size drawn doubles
 MOST_CUT, GROW_CUT = 32, 0.5  # the same around a tensor that is cut
+LONGER = 0.8  # the same for units of a group
 FARTHER = 0.75  # probability that the distance of a shift in the order doubles
 
 
 class Moves(NamedTuple):
-    """What draws read. ``unit_of_op`` int64 ``(n,)``; ``unit_ops[unit_ptr[u]:unit_ptr[u + 1]]``: the ops of a unit;
-    ``neighbours``: the units that exchange tensors with each unit, CSR with ``neighbour_ptr``; ``allowed`` bool
-    ``(D, units)``; ``near``, ``every``: the devices that most moves, and all moves, may go to; ``source``, ``target``
-    int64: the ops of each edge; ``shares`` float ``(3,)``: of the kinds of moves; ``far``: the share of moves that go
-    to any device."""
+    """What draws read.
+
+    ``unit_of_op`` int64 ``(n,)``; ``unit_ops[unit_ptr[u]:unit_ptr[u + 1]]``: the ops of a unit. ``neighbours``: the
+    units that exchange tensors with each unit, CSR with ``neighbour_ptr``. ``group`` int64 ``(units,)``;
+    ``group_units``: the units group by group, each in topological order, CSR with ``group_ptr``; ``group_place``: where
+    each unit is among them. ``allowed`` bool ``(D, units)``; ``near``, ``every``: the devices that most moves, and all
+    moves, may go to. ``source``, ``target`` int64: the ops of each edge. ``shares`` float ``(4,)``: of the kinds of
+    moves; ``far``: the share of moves that go to any device.
+    """
 
     unit_of_op: np.ndarray
     unit_ptr: np.ndarray
     unit_ops: np.ndarray
     neighbour_ptr: np.ndarray
     neighbours: np.ndarray
+    group: np.ndarray
+    group_ptr: np.ndarray
+    group_units: np.ndarray
+    group_place: np.ndarray
     allowed: np.ndarray
     near: np.ndarray
     every: np.ndarray
@@ -67,6 +76,16 @@ class Late(NamedTuple):
     random: np.ndarray
     members: np.ndarray
     stamps: np.ndarray
+
+
+class Run(NamedTuple):
+    """What a simulation writes to; ``step``, ``overflow`` int64 ``(1,)``, ``peak`` int64 ``(1, D)``."""
+
+    timeline: Timeline
+    workspace: Workspace
+    step: np.ndarray
+    peak: np.ndarray
+    overflow: np.ndarray
 
 
 STEP, COST, BEST, STAMP, TAKEN, LOW, HIGH = range(7)  # moves so far, costs, then the units and places of this move
@@ -114,9 +133,9 @@ def draw(moves: Moves, late: Late):
         kind += 1
     if kind == ORDER:
         return shift(late)
-    if kind == CLUSTER:
+    if kind != CUT:
         pivot = below(late, len(late.stamps))
-        home = late.devices[moves.unit_ops[moves.unit_ptr[pivot]]]
+        home = device_of(moves, late, pivot)
         devices = moves.every if chance(late) < moves.far else moves.near
         away = devices[below(late, len(devices))]
         most, double = MOST_GROWN, GROW
@@ -135,13 +154,40 @@ def draw(moves: Moves, late: Late):
         most, double = MOST_CUT, GROW_CUT
     if home == away or not moves.allowed[away, pivot]:
         return False
-    grow(moves, late, pivot, home, away, draw_size(late, most, double))
+    if kind == GROUP:
+        run_along(moves, late, pivot, home, away)
+    else:
+        grow(moves, late, pivot, home, away, draw_size(late, most, double))
+    for index in range(state[TAKEN]):
+        for place in range(moves.unit_ptr[late.members[index]], moves.unit_ptr[late.members[index] + 1]):
+            late.tried_devices[moves.unit_ops[place]] = away
     return True
 
 
 @part
+def device_of(moves: Moves, late: Late, unit):
+    """The device of a unit in the accepted placement."""
+    return late.devices[moves.unit_ops[moves.unit_ptr[unit]]]
+
+
+@part
+def run_along(moves: Moves, late: Late, pivot, home, away):
+    """Take a run of units of the group of ``pivot`` that are on the device ``home``, in topological order."""
+    first, stop = moves.group_ptr[moves.group[pivot]], moves.group_ptr[moves.group[pivot] + 1]
+    size = draw_size(late, stop - first, LONGER)
+    place, taken = max(first, moves.group_place[pivot] - below(late, size)), 0
+    while place < stop and taken < size:
+        unit = moves.group_units[place]
+        if device_of(moves, late, unit) == home and moves.allowed[away, unit]:
+            late.members[taken] = unit
+            taken += 1
+        place += 1
+    late.state[TAKEN] = taken
+
+
+@part
 def grow(moves: Moves, late: Late, pivot, home, away, size):
-    """Take ``pivot`` and units around it from the device ``home`` to ``away``, ``size`` units at most."""
+    """Take ``pivot`` and units around it on the device ``home``, ``size`` units at most."""
     state, members, stamps = late.state, late.members, late.stamps
     state[STAMP] += 1
     members[0], stamps[pivot] = pivot, state[STAMP]
@@ -153,13 +199,10 @@ def grow(moves: Moves, late: Late, pivot, home, away, size):
         offset = below(late, degree) if degree > 0 else 0
         for turn in range(degree):
             other = moves.neighbours[first + (offset + turn) % degree]
-            here = late.devices[moves.unit_ops[moves.unit_ptr[other]]] == home
+            here = device_of(moves, late, other) == home
             if taken < size and here and stamps[other] != state[STAMP] and moves.allowed[away, other]:
                 stamps[other], members[taken] = state[STAMP], other
                 taken += 1
-    for index in range(taken):
-        for place in range(moves.unit_ptr[members[index]], moves.unit_ptr[members[index] + 1]):
-            late.tried_devices[moves.unit_ops[place]] = away
     state[TAKEN] = taken
 
 
@@ -222,10 +265,16 @@ def settle(moves: Moves, late: Late, step_ns, overflow):
     history[place] = min(history[place], state[COST])
 
 
+@part
+def judge(inputs: Inputs, moves: Moves, late: Late, run: Run):
+    """Keep the move of the run, or take it back."""
+    answers = run.step, run.peak, run.overflow
+    measure(inputs, late.tried_devices, 0, limit(late), run.timeline, run.workspace, *answers)
+    settle(moves, late, run.step[0], run.overflow[0])
+
+
 @kernel
-def walk_priority(
-    inputs: Inputs, moves: Moves, late: Late, count, timeline: Timeline, workspace: Workspace, step, peak, overflow
-):
+def walk_priority(inputs: Inputs, moves: Moves, late: Late, run: Run, count):
     """Simulate ``count`` moves under the order ``priority``; return how many there were: less if no move is left."""
     failed = done = 0
     while done < count and failed < DRAWS:
@@ -234,17 +283,14 @@ def walk_priority(
             if not is_valid(inputs, late.tried_devices):
                 undo(moves, late)
                 continue
-            run_priority(inputs, late.tried_devices, late.tried_rank, timeline, workspace)
-            measure(inputs, late.tried_devices, 0, limit(late), timeline, workspace, step, peak, overflow)
-            settle(moves, late, step[0], overflow[0])
+            run_priority(inputs, late.tried_devices, late.tried_rank, run.timeline, run.workspace)
+            judge(inputs, moves, late, run)
             done, failed = done + 1, 0
     return done
 
 
 @kernel
-def walk_fifo(
-    inputs: Inputs, moves: Moves, late: Late, count, timeline: Timeline, workspace: Workspace, step, peak, overflow
-):
+def walk_fifo(inputs: Inputs, moves: Moves, late: Late, run: Run, count):
     """The same under the order ``fifo``."""
     failed = done = 0
     while done < count and failed < DRAWS:
@@ -253,9 +299,8 @@ def walk_fifo(
             if not is_valid(inputs, late.tried_devices):
                 undo(moves, late)
                 continue
-            run_fifo(inputs, late.tried_devices, timeline, workspace)
-            measure(inputs, late.tried_devices, 0, limit(late), timeline, workspace, step, peak, overflow)
-            settle(moves, late, step[0], overflow[0])
+            run_fifo(inputs, late.tried_devices, run.timeline, run.workspace)
+            judge(inputs, moves, late, run)
             done, failed = done + 1, 0
     return done
 

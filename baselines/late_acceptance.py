@@ -7,8 +7,10 @@ import time
 
 import numpy as np
 
+from simdev.baselines._coarse import groups
 from simdev.baselines._members import constructed
 from simdev.baselines._order import ordered, priority_of, start_keys
+from simdev.baselines._search import first_of_unit
 from simdev.baselines._search import starts as simple_starts
 from simdev.baselines._units import choices, unit_adjacency
 from simdev.placers.budget import Budget
@@ -22,11 +24,11 @@ from simdev.sim.inputs import problem_arrays
 from simdev.sim.kernels.state import FIFO_LOOP, PRIORITY_LOOP
 
 LOOPS = FIFO_LOOP, PRIORITY_LOOP  # with other ones, a search makes full evaluations
-MEMORY = 50  # the history holds one cost for so many moves of the budget,
+MEMORY = 400  # the history holds one cost for so many moves of the budget,
 LONGEST = 50_000  # at most so many costs
 FIRST = 256  # moves in the first call of the compiled loop; later calls take about CALL_S seconds
 CALL_S = 0.5
-SHARES, ORDER_SHARES = (0.4, 0.6, 0.0), (0.3, 0.5, 0.2)  # of clusters, of cut tensors, of shifts in the order
+SHARES, ORDER_SHARES = (0.3, 0.5, 0.2, 0.0), (0.25, 0.45, 0.15, 0.15)  # clusters, cut tensors, groups, the order
 FAR = 0.02  # share of clusters that may go to any device, hosts too
 
 
@@ -42,14 +44,15 @@ def late_acceptance(problem, *, rng, budget, starts):
     """Change the best start by random moves, and keep a move if the step is no longer than it was some moves ago.
 
     The starts are those of ``long-search``: the constructive placements or, if ``starts`` names result folders with
-    ``+`` between them, the placements that those hold. A move takes a cluster to another device: a random unit and up
-    to 127 units around it, or one end of a tensor that is cut and up to 31 units around it. Under rules ``priority``, a
-    fifth of the moves shift one op in the order of all ops instead. A move is kept if the step is no longer than the
-    present one, or than the one ``L`` moves ago; ``L`` is a fiftieth of the budget, 50,000 at most.
+    ``+`` between them, the placements that those hold. A move takes one of these to another device: a random unit and
+    up to 127 units around it; one end of a tensor that is cut, and up to 31 units around it; a run of units that do the
+    same work for a layer (the groups of ``long-search``). Under rules ``priority``, some moves shift one op in the
+    order of all ops instead. A move is kept if the step is no longer than the present one, or than the one ``L`` moves
+    ago; ``L`` is a 400th of the budget, 50,000 at most.
 
-    The search knows nothing of critical paths, of layers, or of what has paid so far. Under the orders ``fifo`` and
-    ``priority`` it draws, simulates and keeps moves in compiled code: a move takes less than a millisecond on a graph of
-    5,000 ops. Under other rules, and for throughput, each move is an evaluation like those of other placers.
+    The search knows nothing of critical paths or of what has paid so far. Under the orders ``fifo`` and ``priority`` it
+    draws, simulates and keeps moves in compiled code: a move takes less than a millisecond on a graph of 5,000 ops.
+    Under other rules, and for throughput, each move is an evaluation like those of other placers.
     """
     stored = (found for folder in starts.split("+") for found in stored_starts(folder, problem))
     given = stored if starts else constructed(problem, rng, budget.microbatches)
@@ -107,12 +110,12 @@ class _Walk:
         budget, inputs, moves, chunk = self.budget, problem_arrays(self.problem), self.moves, FIRST
         walk = self.kernels.walk_priority if self.ordered else self.kernels.walk_fifo
         one = np.zeros(1, np.int64), np.zeros((1, self.problem.topology.n_devices), np.int64), np.zeros(1, np.int64)
-        buffers = *new_buffers(self.problem), *one
+        run = self.kernels.Run(*new_buffers(self.problem), *one)
         self._remember(budget.left)
-        walk(inputs, moves, self.late, 0, *buffers)  # compiles
+        walk(inputs, moves, self.late, run, 0)  # compiles
         while budget.open:
             begun, count = time.perf_counter(), int(min(budget.left, chunk))
-            done = walk(inputs, moves, self.late, count, *buffers)
+            done = walk(inputs, moves, self.late, run, count)
             budget.spend(done)
             if self.late.state[self.kernels.BEST] < self.kernels.UNFIT:
                 best = self._best()
@@ -146,7 +149,10 @@ class _Walk:
 def _moves(problem: Problem, kernels, shares):
     """What the kernels read of a problem to draw moves."""
     graph, allowed = problem.graph, choices(problem, hosts=True)
-    ops = np.argsort(graph.unit_of_op, kind="stable")
+    ops, rank = np.argsort(graph.unit_of_op, kind="stable"), np.empty(graph.n_units, np.int64)
+    rank[np.argsort(first_of_unit(problem), kind="stable")] = np.arange(graph.n_units)
+    group = groups(problem, rank)[0]
+    by_group = np.lexsort((rank, group))
     neighbour_ptr, neighbours, _ = unit_adjacency(problem)
     return kernels.Moves(
         unit_of_op=graph.unit_of_op.astype(np.int64),
@@ -154,6 +160,10 @@ def _moves(problem: Problem, kernels, shares):
         unit_ops=ops,
         neighbour_ptr=neighbour_ptr,
         neighbours=neighbours,
+        group=group,
+        group_ptr=np.searchsorted(group[by_group], np.arange(int(group.max(initial=-1)) + 2)),
+        group_units=by_group,
+        group_place=np.argsort(by_group),
         allowed=allowed,
         near=np.array(problem.topology.accelerators or np.flatnonzero(allowed.any(axis=1)), np.int64),
         every=np.flatnonzero(allowed.any(axis=1)),

@@ -12,14 +12,11 @@ import numpy as np
 
 from simdev.baselines._climb import Neighbourhood
 from simdev.baselines._guided import GROUPS, HEAT, Guided
-from simdev.baselines._search import SearchState, longest_op
+from simdev.baselines._search import PARTS, SearchState, groups
 from simdev.baselines._units import HUGE, choices, fastest_ns
 from simdev.placers.budget import Share
 from simdev.problem.problem import Problem
 
-PARTS = 8  # parts of a group, in topological order
-LEAST = 0.002  # share of all work below which a group is not divided
-WEIGHT = 1 << 20  # bytes from which on a tensor as large as a parameter of its layer is taken for a gradient of it
 SLOWER = 5  # a host may take a unit if it is at most so many times slower than the best accelerator
 FEWEST = 16  # units of a group of which runs are drawn
 SINGLE, WHOLE = 0.35, 0.2  # shares of the moves of Neighbourhood and of Groups beside runs
@@ -58,6 +55,7 @@ class Fine(Guided):
     them too slowly."""
 
     heat = HEAT
+    ends_late = True
 
     def __init__(self, problem: Problem, allowed: np.ndarray, budget, rng):
         super().__init__(problem, with_near_hosts(problem, allowed), budget, rng)
@@ -134,34 +132,3 @@ class Runs(Groups):
         low = 0 if end < AT_END else len(here) - length if end < 2 * AT_END else low
         members = self._whole_atoms(here[max(0, low) : max(0, low) + length])
         return members[devices[members] == devices[reader]]
-
-
-def groups(problem: Problem, rank: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The group and the part of each unit, int64 ``(units,)`` each; the parts of a group have consecutive numbers.
-    ``rank`` int ``(units,)``: the place of each unit in the topological order."""
-    graph, op = problem.graph, longest_op(problem)
-    layer, phase = graph.op_layer[op].astype(np.int64), graph.op_phase[op].astype(np.int64)
-    weights = {
-        (int(graph.op_layer[maker]), int(size))
-        for maker, size in zip(graph.tensor_producer, graph.tensor_bytes, strict=True)
-        if size >= WEIGHT and graph.op_persistent_bytes[maker] >= size
-    }
-    made = np.zeros(graph.n_units, np.int64)
-    unit = graph.unit_of_op
-    for maker, size in zip(graph.tensor_producer.tolist(), graph.tensor_bytes.tolist(), strict=True):
-        if graph.op_phase[maker] == 1 and (int(graph.op_layer[maker]), size) in weights:
-            made[unit[maker]] = max(made[unit[maker]], size)
-    made[phase != 1] = 0
-    group = np.unique(np.stack([layer, phase, made]), axis=1, return_inverse=True)[1].reshape(-1)
-    time = fastest_ns(problem).astype(float) + 1
-    part = np.zeros(graph.n_units, np.int64)
-    order = np.lexsort((rank, group))
-    bounds = np.flatnonzero(np.diff(group[order], prepend=-1, append=-1))
-    count = 0
-    for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        units = order[first:last]
-        done = np.cumsum(time[units])
-        parts = PARTS if done[-1] >= LEAST * time.sum() else 1
-        part[units] = count + np.minimum(parts - 1, (done - time[units]) * parts // done[-1]).astype(np.int64)
-        count += parts
-    return group, part

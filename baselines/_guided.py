@@ -11,6 +11,7 @@ import numpy as np
 
 from simdev.baselines._climb import Neighbourhood
 from simdev.baselines._critical import Critical, critical
+from simdev.baselines._late import LateWalk
 from simdev.baselines._order import ordered, path_keys, priority_of, start_keys
 from simdev.baselines._payoff import Payoff
 from simdev.baselines._search import (
@@ -119,6 +120,7 @@ class Guided:
 
     near: np.ndarray  # bool (D, units): devices that a move without a given target draws from
     heat = 0.0  # of the annealing after the race, see improve()
+    ends_late = False  # whether late acceptance follows the race instead
 
     def __init__(
         self, problem: Problem, allowed: np.ndarray, budget: Budget, rng, moves: MoveShares | None = None,
@@ -506,7 +508,8 @@ def search_from(
     Budgets of at least :data:`LONG` evaluations have two more parts. If there is a ``coarse`` search, it begins with
     half of the budget at the best given placement. If its answer fits and is at most :data:`ROUGH` times as long, or
     the given placement does not fit, this is improved as well. If the search has a ``heat``, half of what the race
-    leaves is annealing.
+    leaves is annealing. If it ``ends_late``, all that the race leaves is late acceptance (:mod:`._late`), except where
+    memory is so short that moves are exchanges.
 
     If a problem is so small that all its placements can be listed, the search may end before all of this, with the
     shortest step (:func:`_least_bounds_first`).
@@ -548,6 +551,8 @@ def search_from(
         alone.append(single.improve(begin, budget.share(8)) if budget.open else begin)
     arms = [(search, state) for state in leaders] + [(single, state) for state in alone]
     first, best = _race(arms, budget)
+    if search.ends_late and long and budget.open and not search.tight:
+        return LateWalk(problem, budget, rng, best.score, search.placement(best)).run()
     if search.heat and long and budget.open:
         best = first.improve(best, budget.share(2), search.heat)
     best = _alternate([first, *(one for one in (search, *others) if one is not first)], best, budget)

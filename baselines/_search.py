@@ -13,6 +13,9 @@ from simdev.placers.score import Score
 from simdev.problem.problem import Problem
 
 HEAVY, BRIEF = 0.05, 0.05  # see with_spacious_hosts()
+PARTS = 8  # parts of a group, in topological order
+LEAST = 0.002  # share of all work below which a group is not divided
+WEIGHT = 1 << 20  # bytes from which on a tensor as large as a parameter of its layer is taken for a gradient of it
 
 
 class SearchState(NamedTuple):
@@ -176,3 +179,34 @@ def weight_of_unit(problem: Problem) -> np.ndarray:
     """float ``(units,)``: probability of drawing each unit: half uniform, half by its time on its fastest device."""
     time = fastest_ns(problem).astype(float)
     return 0.5 / len(time) + 0.5 * time / max(1.0, time.sum())
+
+
+def groups(problem: Problem, rank: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The group and the part of each unit, int64 ``(units,)`` each; the parts of a group have consecutive numbers.
+    ``rank`` int ``(units,)``: the place of each unit in the topological order."""
+    graph, op = problem.graph, longest_op(problem)
+    layer, phase = graph.op_layer[op].astype(np.int64), graph.op_phase[op].astype(np.int64)
+    weights = {
+        (int(graph.op_layer[maker]), int(size))
+        for maker, size in zip(graph.tensor_producer, graph.tensor_bytes, strict=True)
+        if size >= WEIGHT and graph.op_persistent_bytes[maker] >= size
+    }
+    made = np.zeros(graph.n_units, np.int64)
+    unit = graph.unit_of_op
+    for maker, size in zip(graph.tensor_producer.tolist(), graph.tensor_bytes.tolist(), strict=True):
+        if graph.op_phase[maker] == 1 and (int(graph.op_layer[maker]), size) in weights:
+            made[unit[maker]] = max(made[unit[maker]], size)
+    made[phase != 1] = 0
+    group = np.unique(np.stack([layer, phase, made]), axis=1, return_inverse=True)[1].reshape(-1)
+    time = fastest_ns(problem).astype(float) + 1
+    part = np.zeros(graph.n_units, np.int64)
+    order = np.lexsort((rank, group))
+    bounds = np.flatnonzero(np.diff(group[order], prepend=-1, append=-1))
+    count = 0
+    for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        units = order[first:last]
+        done = np.cumsum(time[units])
+        parts = PARTS if done[-1] >= LEAST * time.sum() else 1
+        part[units] = count + np.minimum(parts - 1, (done - time[units]) * parts // done[-1]).astype(np.int64)
+        count += parts
+    return group, part

@@ -11,7 +11,7 @@ from simdev.placers.starts import stored_starts
 
 @placer(
     "long-search",
-    version=10,
+    version=11,
     family="search",
     searches=True,
     defaults={"starts": "", "climbs": 3, "coarse": True},
@@ -19,26 +19,27 @@ from simdev.placers.starts import stored_starts
 )
 def long_search(problem, *, rng, budget, starts, climbs, coarse):
     """Place groups of ops with half of the budget, improve the result and the ``climbs`` best starts with a third of
-    the rest, and then the best placement of all, half of the time by annealing. Single moves, from the best of them and
-    from one device, compete with the other moves; see ``local-search``.
+    the rest, and then the best placement of all by late acceptance; see ``local-search`` and ``late-acceptance``.
 
     The starts are the placements of the constructive placers or, if ``starts`` names result folders with ``+`` between
     them, the best placements that each folder holds for the same graph and costs, under any rules.
 
     The coarse search (without ``coarse`` there is none) puts each group of the best start on one device and anneals. A
     group is the ops of a layer and phase that produce gradients of one weight, or those that do not; large groups have
-    eight parts. With less than 1000 evaluations, there is neither a coarse search nor annealing.
+    eight parts. With less than 1000 evaluations, there is neither a coarse search nor late acceptance.
 
     Afterwards, a move takes units to another device: any unit, a module, a run of ops, a layer with its forward,
     backward and update ops, what a layer does in one phase, units that are connected, units around an op or a transfer
     of the critical path or around a tensor that is cut, two groups or layers that change places, or a run of what a
-    group does on one device. What has gained more lately is drawn more often. A move that makes nothing worse is taken.
-    After 600 evaluations without a new best, a few moves are taken blindly. Every device is open: a fiftieth of the
-    moves at first goes to hosts, and hosts may take units that they run at most five times slower at any time; while
-    the placement does not fit, layers that need much memory and little time, such as embedding tables, go there like
-    anywhere. Under the default rules, the simulator computes only what a move changes. If the placement brings its
-    order of ops (rules ``priority``), a third of the moves shift ops in the order. Each start is then tried with the
-    order by longest paths and with the order that ``fifo`` follows.
+    group does on one device. Single moves, from the best start and from one device, compete with the other moves. What
+    has gained more lately is drawn more often. A move that makes nothing worse is taken. After 600 evaluations without
+    a new best, a few moves are taken blindly. Every device is open: a fiftieth of the moves at first goes to hosts, and
+    hosts may take units that they run at most five times slower at any time; while the placement does not fit, layers
+    that need much memory and little time, such as embedding tables, go there like anywhere. Under the default rules,
+    the simulator computes only what a move changes. If the placement brings its order of ops (rules ``priority``), a
+    third of the moves shift ops in the order. Each start is then tried with the order by longest paths and with the
+    order that ``fifo`` follows. Where the parameters nearly fill the memory, this search goes on in place of late
+    acceptance, half of the time by annealing.
     """
     stored = (found for folder in starts.split("+") for found in stored_starts(folder, problem))
     given = stored if starts else constructed(problem, rng, budget.microbatches)

@@ -8,7 +8,7 @@ from drawn import chain, machine
 from drawn import problem as drawn_problem
 
 from simdev.baselines import _late_kernels as kernels
-from simdev.baselines import late_acceptance as late
+from simdev.baselines import _late as late
 from simdev.placers.budget import Budget
 from simdev.placers.registry import find_placer, graph_path, load_workload
 from simdev.placers.testing import random_problem
@@ -83,12 +83,12 @@ def walk(problem, seed=0):
     """A walk from the best start, after 200 moves, and its problem."""
     spec, _ = find_placer("late-acceptance")
     found = {}
-    run = late._Walk.run
+    run = late.LateWalk.run
     try:
-        late._Walk.run = lambda self: found.setdefault("walk", self) and run(self)
+        late.LateWalk.run = lambda self: found.setdefault("walk", self) and run(self)
         spec.place(problem, rng=np.random.default_rng(seed), budget=Budget(problem, evaluations=250), starts="")
     finally:
-        late._Walk.run = run
+        late.LateWalk.run = run
     return found["walk"]
 
 

@@ -1,0 +1,125 @@
+"""A local search by late acceptance in compiled code, from a placement that another search has found."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+
+from simdev.baselines._order import ordered
+from simdev.baselines._search import first_of_unit, groups
+from simdev.baselines._units import choices, unit_adjacency
+from simdev.placers.budget import Budget
+from simdev.placers.score import Score
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
+from simdev.sim.fast import new_buffers
+from simdev.sim.inputs import problem_arrays
+from simdev.sim.kernels.state import FIFO_LOOP, PRIORITY_LOOP
+
+LOOPS = FIFO_LOOP, PRIORITY_LOOP  # with other ones, a search makes full evaluations
+MEMORY = 400  # the history holds one cost for so many moves of the budget,
+LONGEST = 50_000  # at most so many costs
+FIRST = 256  # moves in the first call of the compiled loop; later calls take about CALL_S seconds
+CALL_S = 0.5
+SHARES, ORDER_SHARES = (0.3, 0.5, 0.2, 0.0), (0.25, 0.45, 0.15, 0.15)  # clusters, cut tensors, groups, the order
+FAR = 0.02  # share of clusters that may go to any device, hosts too
+
+
+class LateWalk:
+    """One search from a placement and its score."""
+
+    def __init__(self, problem: Problem, budget: Budget, rng: np.random.Generator, score: Score, begin: Placement):
+        from simdev.baselines import _late_kernels as kernels  # loads Numba
+
+        self.problem, self.budget, self.kernels = problem, budget, kernels
+        self.ordered, n = ordered(problem), problem.graph.n_ops
+        rank = np.arange(n) if begin.priority is None else n - 1 - begin.priority
+        cost = score.step_ns if score.fits else kernels.UNFIT + score.known_overflow_bytes
+        devices, order = begin.devices.astype(np.uint32), np.argsort(rank)
+        units = problem.graph.n_units
+        self.late = kernels.Late(
+            *(devices, devices.copy(), rank, rank.copy(), order, order.copy(), devices.copy(), rank.copy()),
+            history=np.array([cost]),
+            state=np.array([0, cost, cost, 0, 0, 0, 0]),
+            random=rng.integers(1 << 63, size=1, dtype=np.uint64),
+            members=np.zeros(units, np.int64),
+            stamps=np.zeros(units, np.int64),
+        )
+        self.moves = _moves(problem, kernels, ORDER_SHARES if self.ordered else SHARES)
+
+    def run(self) -> Placement:
+        """Spend the budget; the best placement."""
+        if self.budget.simulate is None and not self.budget.microbatches and problem_arrays(self.problem).loop in LOOPS:
+            self._run_compiled()
+        else:
+            self._run()
+        return self._best()
+
+    def _run_compiled(self) -> None:
+        budget, inputs, moves, chunk = self.budget, problem_arrays(self.problem), self.moves, FIRST
+        walk = self.kernels.walk_priority if self.ordered else self.kernels.walk_fifo
+        one = np.zeros(1, np.int64), np.zeros((1, self.problem.topology.n_devices), np.int64), np.zeros(1, np.int64)
+        run = self.kernels.Run(*new_buffers(self.problem), *one)
+        self._remember(budget.left)
+        walk(inputs, moves, self.late, run, 0)  # compiles
+        while budget.open:
+            begun, count = time.perf_counter(), int(min(budget.left, chunk))
+            done = walk(inputs, moves, self.late, run, count)
+            budget.spend(done)
+            if self.late.state[self.kernels.BEST] < self.kernels.UNFIT:
+                best = self._best()
+                budget.note(Score(int(self.late.state[self.kernels.BEST]), 0), best.devices, best.priority)
+            if done < count:
+                break
+            seconds = max(time.perf_counter() - begun, 1e-6)
+            if chunk == FIRST and budget.left == math.inf:
+                self._remember((budget.seconds - budget.elapsed) * count / seconds)
+            chunk = max(1, min(10 * chunk, int(CALL_S * count / seconds)))
+
+    def _run(self) -> None:
+        """With an evaluation of the budget for each move."""
+        self._remember(self.budget.left)
+        budget, late, kernels = self.budget, self.late, self.kernels
+        while budget.open and kernels.draw_move(problem_arrays(self.problem), self.moves, late):
+            priority = len(late.tried_rank) - 1 - late.tried_rank if self.ordered else None
+            score = budget.evaluate(late.tried_devices.astype(np.int32), priority=priority)
+            kernels.settle_move(self.moves, late, score.step_ns, score.known_overflow_bytes)
+
+    def _remember(self, moves: float) -> None:
+        """Compare with the costs of earlier moves, if there are ``moves`` in all."""
+        length = 1 if moves == math.inf else int(min(LONGEST, max(1, moves / MEMORY)))
+        self.late = self.late._replace(history=np.full(length, self.late.state[self.kernels.COST]))
+
+    def _best(self) -> Placement:
+        rank = self.late.best_rank
+        return Placement(self.late.best_devices.astype(np.int32), len(rank) - 1 - rank if self.ordered else None)
+
+
+def _moves(problem: Problem, kernels, shares):
+    """What the kernels read of a problem to draw moves."""
+    graph, allowed = problem.graph, choices(problem, hosts=True)
+    ops, rank = np.argsort(graph.unit_of_op, kind="stable"), np.empty(graph.n_units, np.int64)
+    rank[np.argsort(first_of_unit(problem), kind="stable")] = np.arange(graph.n_units)
+    group = groups(problem, rank)[0]
+    by_group = np.lexsort((rank, group))
+    neighbour_ptr, neighbours, _ = unit_adjacency(problem)
+    return kernels.Moves(
+        unit_of_op=graph.unit_of_op.astype(np.int64),
+        unit_ptr=np.searchsorted(graph.unit_of_op[ops], np.arange(graph.n_units + 1)),
+        unit_ops=ops,
+        neighbour_ptr=neighbour_ptr,
+        neighbours=neighbours,
+        group=group,
+        group_ptr=np.searchsorted(group[by_group], np.arange(int(group.max(initial=-1)) + 2)),
+        group_units=by_group,
+        group_place=np.argsort(by_group),
+        allowed=allowed,
+        near=np.array(problem.topology.accelerators or np.flatnonzero(allowed.any(axis=1)), np.int64),
+        every=np.flatnonzero(allowed.any(axis=1)),
+        source=graph.edge_source.astype(np.int64),
+        target=graph.consumers.astype(np.int64),
+        shares=np.array(shares),
+        far=FAR,
+    )

@@ -74,8 +74,9 @@ class LateWalk:
             if done < count:
                 break
             seconds = max(time.perf_counter() - begun, 1e-6)
-            if chunk == FIRST and budget.left == math.inf:
-                self._remember((budget.seconds - budget.elapsed) * count / seconds)
+            in_time = (budget.seconds - budget.elapsed) * count / seconds
+            if chunk == FIRST and in_time < budget.left:
+                self._remember(in_time)
             chunk = max(1, min(10 * chunk, int(CALL_S * count / seconds)))
 
     def _run(self) -> None:

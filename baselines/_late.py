@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from simdev.problem.problem import Problem
 from simdev.sim.fast import new_buffers
 from simdev.sim.inputs import problem_arrays
 from simdev.sim.kernels.state import FIFO_LOOP, PRIORITY_LOOP
+from simdev.sim.simulator import has_windows, inputs_of_runs, new_moves
 
 LOOPS = FIFO_LOOP, PRIORITY_LOOP  # with other ones, a search makes full evaluations
 MEMORY = 400  # the history holds one cost for so many moves of the budget,
@@ -58,15 +61,13 @@ class LateWalk:
         return self._best()
 
     def _run_compiled(self) -> None:
-        budget, inputs, moves, chunk = self.budget, problem_arrays(self.problem), self.moves, FIRST
-        walk = self.kernels.walk_priority if self.ordered else self.kernels.walk_fifo
-        one = np.zeros(1, np.int64), np.zeros((1, self.problem.topology.n_devices), np.int64), np.zeros(1, np.int64)
-        run = self.kernels.Run(*new_buffers(self.problem), *one)
+        budget, chunk = self.budget, FIRST
+        walk = self._compiled()
         self._remember(budget.left)
-        walk(inputs, moves, self.late, run, 0)  # compiles
+        walk(self.late, 0)  # compiles
         while budget.open:
             begun, count = time.perf_counter(), int(min(budget.left, chunk))
-            done = walk(inputs, moves, self.late, run, count)
+            done = walk(self.late, count)
             budget.spend(done)
             if self.late.state[self.kernels.BEST] < self.kernels.UNFIT:
                 best = self._best()
@@ -78,6 +79,21 @@ class LateWalk:
             if chunk == FIRST and in_time < budget.left:
                 self._remember(in_time)
             chunk = max(1, min(10 * chunk, int(CALL_S * count / seconds)))
+
+    def _compiled(self) -> Callable[[Any, int], int]:
+        """Make so many moves from a state in compiled code, and tell how many there were."""
+        problem, kernels, moves = self.problem, self.kernels, self.moves
+        inputs, n = problem_arrays(problem), problem.graph.n_ops
+        one = np.zeros(1, np.int64), np.zeros((1, problem.topology.n_devices), np.int64), np.zeros(1, np.int64)
+        run = kernels.Run(*new_buffers(problem), *one)
+        if self.ordered:
+            return lambda late, count: kernels.walk_priority(inputs, moves, late, run, count)
+        if not has_windows(problem):
+            return lambda late, count: kernels.walk_fifo(inputs, moves, late, run, count)
+        inputs = inputs_of_runs(problem)
+        ops = np.zeros(n, np.uint32), np.zeros(n, np.uint32), np.zeros(2, np.int64), np.zeros(1, np.int64)
+        windows = kernels.Windows(*new_moves(problem), *ops)
+        return lambda late, count: kernels.walk_windows(inputs, moves, late, run, windows, count)
 
     def _run(self) -> None:
         """With an evaluation of the budget for each move."""

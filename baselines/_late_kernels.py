@@ -10,9 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simdev.sim.kernels.base_run import record
 from simdev.sim.kernels.compiled import kernel, part
 from simdev.sim.kernels.fifo import run_fifo
+from simdev.sim.kernels.incremental import FULL_RUN, steps_after
 from simdev.sim.kernels.memory import measure
+from simdev.sim.kernels.move_state import BaseRun, MoveInputs, MoveWork
 from simdev.sim.kernels.placement import is_valid
 from simdev.sim.kernels.priority import run_priority
 from simdev.sim.kernels.state import Inputs, Timeline, Workspace
@@ -86,6 +89,19 @@ class Run(NamedTuple):
     step: np.ndarray
     peak: np.ndarray
     overflow: np.ndarray
+
+
+class Windows(NamedTuple):
+    """What the kernel of moves reads and writes: ``inputs``, ``base`` and ``work``; ``ops``, ``targets`` uint32
+    ``(n,)``: the ops that a move takes, and their devices; ``ends`` int64 ``(2,)``; ``step`` int64 ``(1,)``."""
+
+    inputs: MoveInputs
+    base: BaseRun
+    work: MoveWork
+    ops: np.ndarray
+    targets: np.ndarray
+    ends: np.ndarray
+    step: np.ndarray
 
 
 STEP, COST, BEST, STAMP, TAKEN, LOW, HIGH = range(7)  # moves so far, costs, then the units and places of this move
@@ -248,12 +264,14 @@ def limit(late: Late):
 
 @part
 def settle(moves: Moves, late: Late, step_ns, overflow):
-    """Keep the move if it costs no more than the present placement, or than the one ``len(history)`` moves ago."""
+    """Keep the move if it costs no more than the present placement, or than the one ``len(history)`` moves ago; return
+    whether it is kept."""
     state, history = late.state, late.history
     place, refused = state[STEP] % len(history), step_ns >= limit(late)
     cost = UNFIT + overflow if overflow > 0 else step_ns
     state[STEP] += 1
-    if not refused and (cost <= state[COST] or cost <= history[place]):
+    kept = not refused and (cost <= state[COST] or cost <= history[place])
+    if kept:
         take(moves, late, late.devices, late.tried_devices, late.order, late.tried_order, late.rank)
         state[COST] = cost
         if cost < state[BEST]:
@@ -263,14 +281,15 @@ def settle(moves: Moves, late: Late, step_ns, overflow):
     else:
         undo(moves, late)
     history[place] = min(history[place], state[COST])
+    return kept
 
 
 @part
 def judge(inputs: Inputs, moves: Moves, late: Late, run: Run):
-    """Keep the move of the run, or take it back."""
+    """Keep the move of the run, or take it back; return whether it is kept."""
     answers = run.step, run.peak, run.overflow
     measure(inputs, late.tried_devices, 0, limit(late), run.timeline, run.workspace, *answers)
-    settle(moves, late, run.step[0], run.overflow[0])
+    return settle(moves, late, run.step[0], run.overflow[0])
 
 
 @kernel
@@ -303,6 +322,62 @@ def walk_fifo(inputs: Inputs, moves: Moves, late: Late, run: Run, count):
             judge(inputs, moves, late, run)
             done, failed = done + 1, 0
     return done
+
+
+@kernel
+def walk_windows(inputs: Inputs, moves: Moves, late: Late, run: Run, windows: Windows, count):
+    """The same where moves are cheaper than full runs: only moves that may be kept, and those that change too much,
+    take a full run."""
+    failed = done = 0
+    rebase(inputs, late, run, windows)
+    while done < count and failed < DRAWS:
+        failed += 1
+        if draw(moves, late):
+            if not is_valid(inputs, late.tried_devices):
+                undo(moves, late)
+                continue
+            k = list_ops(moves, late, windows)
+            refused = limit(late)
+            changed = late.devices, late.tried_devices, windows.ends, windows.ops[:k], windows.targets[:k]
+            steps_after(windows.inputs, windows.base, windows.work, *changed, refused, windows.step)
+            if windows.step[0] != FULL_RUN and windows.step[0] >= refused:
+                settle(moves, late, windows.step[0], 0)
+            else:
+                for index in range(k):
+                    late.tried_devices[windows.ops[index]] = windows.targets[index]
+                run_fifo(inputs, late.tried_devices, run.timeline, run.workspace)
+                if judge(inputs, moves, late, run):
+                    rebase_on(late, run, windows)
+            done, failed = done + 1, 0
+    return done
+
+
+@part
+def list_ops(moves: Moves, late: Late, windows: Windows):
+    """List the ops that the move takes, and their devices; return how many they are."""
+    k = 0
+    for index in range(late.state[TAKEN]):
+        for place in range(moves.unit_ptr[late.members[index]], moves.unit_ptr[late.members[index] + 1]):
+            op = moves.unit_ops[place]
+            windows.ops[k], windows.targets[k] = op, late.tried_devices[op]
+            k += 1
+    windows.ends[1] = k
+    return k
+
+
+@part
+def rebase(inputs: Inputs, late: Late, run: Run, windows: Windows):
+    """Let moves start from the accepted placement."""
+    run_fifo(inputs, late.devices, run.timeline, run.workspace)
+    rebase_on(late, run, windows)
+
+
+@part
+def rebase_on(late: Late, run: Run, windows: Windows):
+    """The same after a full run of the accepted placement."""
+    space = run.workspace
+    kept = windows.base, windows.work
+    record(windows.inputs, late.devices, run.timeline, space.state, space.base, space.line, *kept)
 
 
 @kernel

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from simdev.bench import rows
 from simdev.bench.objective import parse_objective
@@ -125,35 +126,45 @@ def plan(
     return sorted(runs)
 
 
-def parse_budget(text: str) -> tuple[float, float]:
-    """Evaluations and seconds that ``evaluations=N``, ``seconds=S`` or ``evaluations=N,seconds=S`` grants; without one
-    of them it is infinite."""
+class Grant(NamedTuple):
+    """What a budget grants; what it does not limit is infinite. ``processor``: its seconds are those of the processors
+    that the process of the run uses, else of the clock on the wall."""
+
+    evaluations: float
+    seconds: float
+    processor: bool
+
+
+def parse_budget(text: str) -> Grant:
+    """What ``evaluations=N``, ``seconds=S``, ``processor=S``, or evaluations and one of the others grant."""
     granted: dict[str, float] = {}
     for part in text.split(","):
         what, _, amount = part.partition("=")
         with contextlib.suppress(ValueError):
             if what == "evaluations" and int(amount) >= 0:
                 granted.setdefault(what, int(amount))
-            if what == "seconds" and granted.keys() <= {"evaluations"} and 0 <= float(amount) < float("inf"):
+            timed = what in ("seconds", "processor") and granted.keys() <= {"evaluations"}
+            if timed and 0 <= float(amount) < float("inf"):
                 granted.setdefault(what, float(amount))
     if not granted or len(granted) != text.count(",") + 1:
         if re.search(r"=-\d", text):
             raise InvalidInput(f"{text!r} is negative", source="budget")
-        known = [*BUDGETS, "evaluations=N", "seconds=S", "evaluations=N,seconds=S"]
+        known = [*BUDGETS, "evaluations=N", "seconds=S", "processor=S", "evaluations=N,seconds=S"]
         raise UnknownName("budget", text, [f"evaluations={text}"] if text.isdecimal() else known)
-    return granted.get("evaluations", math.inf), granted.get("seconds", math.inf)
+    seconds = granted.get("seconds", granted.get("processor", math.inf))
+    return Grant(granted.get("evaluations", math.inf), seconds, "processor" in granted)
 
 
 def repeatable(budget: str) -> bool:
     """Whether a run under ``budget`` is the same on every machine: only evaluations limit it."""
-    return parse_budget(budget)[1] == math.inf
+    return parse_budget(budget).seconds == math.inf
 
 
 def time_limit(budget: str) -> float:
     """Seconds that a run may take in all: twice its own seconds and a minute, or what the named budget says."""
     if budget in BUDGETS:
         return BUDGETS[budget].seconds
-    seconds = parse_budget(budget)[1]
+    seconds = parse_budget(budget).seconds
     return 2 * seconds + 60 if seconds < math.inf else BUDGETS["standard"].seconds
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -77,12 +78,13 @@ def execute(run: Run, instance: Instance, problem: Problem | None = None) -> Run
 
 def _place(spec, params: dict, problem: Problem, run: Run, blank: Row) -> RunOutcome:
     given, objective = _identity(problem), parse_objective(run.objective)
-    evaluations, most_seconds = parse_budget(run.budget)
+    granted = parse_budget(run.budget)
     watch = Stopwatch()  # before the clock of the budget, whose times are in the curve of the row
     budget = Budget(
         problem,
-        evaluations=evaluations,
-        seconds=most_seconds,
+        evaluations=granted.evaluations,
+        seconds=granted.seconds,
+        clock=time.process_time if granted.processor else time.monotonic,
         simulate=objective.simulate_many,
         microbatches=objective.microbatches,
     )

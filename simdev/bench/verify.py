@@ -246,7 +246,7 @@ def _senseless(row: Row | PlanRow) -> list[Difference]:
 
 def _impossible(row: Row) -> list[Difference]:
     """The cells of a row that are impossible for every placement."""
-    evaluations, _ = parse_budget(row.budget)
+    evaluations = parse_budget(row.budget).evaluations
     if row.status == "ok" and (row.evaluations is None or not 0 <= row.evaluations <= evaluations):
         return [Difference(title(row), "evaluations", str(row.evaluations), f"at most {evaluations}")]
     if row.status != "ok" and not row.error:

@@ -45,7 +45,8 @@ class Budget:
     ``microbatches`` says what a score means: 0, the time of one step; otherwise, the steady time per microbatch when
     that many microbatches share a step. Only then may a placement have replicas (:attr:`Placement.replica_of`).
 
-    By default there are no evaluations. ``evaluations=math.inf`` leaves the limit to ``seconds``. ``simulate`` replaces
+    By default there are no evaluations. ``evaluations=math.inf`` leaves the limit to ``seconds``, which are those of
+    ``clock``: with ``time.process_time``, of the processors. ``simulate`` replaces
     :func:`simdev.sim.simulate_many`, which it must equal in arguments and results.
     """
 
@@ -57,6 +58,7 @@ class Budget:
         seconds: float = math.inf,
         simulate: Callable[..., Outcomes] | None = None,
         microbatches: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ):
         self.problem, self.evaluations, self.seconds = problem, evaluations, float(seconds)
         self.microbatches = microbatches
@@ -67,13 +69,13 @@ class Budget:
         self.best: np.ndarray | None = None
         self.best_priority: np.ndarray | None = None
         self.best_step_ns: int | None = None
-        self._started = time.monotonic()
+        self._clock, self._started = clock, clock()
         self._promised = False  # whether `open` or `left` has said that there is an evaluation
 
     @property
     def elapsed(self) -> float:
         """Seconds since the budget was granted."""
-        return time.monotonic() - self._started
+        return self._clock() - self._started
 
     @property
     def open(self) -> bool:

@@ -14,7 +14,7 @@ from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 from simdev.sim.fast import NO_LIMIT, new_buffers, run_rows
 from simdev.sim.inputs import problem_arrays
-from simdev.sim.kernels.state import FIFO_LOOP, SHIFT
+from simdev.sim.kernels.state import FIFO_LOOP, SHIFT, Inputs
 
 AT_ONCE = 64  # full runs in one call, each with a copy of the placement
 
@@ -40,14 +40,10 @@ class Simulator:
         self._devices = placement.devices.astype(np.uint32)  # includes moves that are not yet accepted
         self._accepted = self._devices.copy()
         self._moved: list[np.ndarray] = []
-        # The kernel of the moves reads a run in the order of its requests, so no send may be settled ahead of its turn.
-        inputs = problem_arrays(problem)
-        self._inputs = inputs._replace(alone=np.zeros_like(inputs.alone))
-        graph = problem.graph
+        self._inputs, graph = inputs_of_runs(problem), problem.graph
         self._unit_ops = np.argsort(graph.unit_of_op, kind="stable").astype(np.uint32)
         self._unit_ptr = np.searchsorted(graph.unit_of_op[self._unit_ops], np.arange(graph.n_units + 1))
-        usual = self._inputs.loop == FIFO_LOOP and self._inputs.shift == SHIFT
-        self._windows = usual and bool((problem.topology.slots == 1).all()) and graph.n_ops > 0
+        self._windows = has_windows(problem)
         self._buffers = new_buffers(problem)
         if self._windows:
             self._prepare()
@@ -148,17 +144,9 @@ class Simulator:
             self._step, self._peak = self._accepted_step, self._accepted_peak
 
     def _prepare(self) -> None:
-        from simdev.sim.kernels.move_state import new_base_run, new_move_work
-
-        graph, topology = self.problem.graph, self.problem.topology
-        sizes = topology.n_devices, len(topology.channels)
-        self._base = new_base_run(graph.n_ops, graph.n_edges, *sizes)
-        self._work = new_move_work(graph.n_ops, graph.n_edges, *sizes)
+        self._move_inputs, self._base, self._work = new_moves(self.problem)
         self._pause = self._work.tally["pause"]  # the next moves that are full runs
         self._one_move, self._one_step = np.zeros(2, np.int64), np.empty(1, np.int64)
-        self._move_inputs = _MOVE_INPUTS.get(self.problem)
-        if self._move_inputs is None:
-            self._move_inputs = _MOVE_INPUTS[self.problem] = _move_inputs(self.problem)
 
     def _state(self) -> tuple:
         """The first arguments of the kernels."""
@@ -285,6 +273,31 @@ class Simulator:
         step, peak, _ = run_rows(self.problem, self._devices[None], self._priority, *self._buffers)
         self._step, self._peak = int(step[0]), peak[0]
         return self._step
+
+
+def has_windows(problem: Problem) -> bool:
+    """Whether the kernel of moves (:mod:`simdev.sim.kernels.incremental`) serves the problem."""
+    inputs = problem_arrays(problem)
+    usual = inputs.loop == FIFO_LOOP and inputs.shift == SHIFT
+    return usual and bool((problem.topology.slots == 1).all()) and problem.graph.n_ops > 0
+
+
+def inputs_of_runs(problem: Problem) -> Inputs:
+    """The inputs of the full runs that the kernel of moves reads. It reads a run in the order of its requests, so no
+    send may be settled ahead of its turn."""
+    inputs = problem_arrays(problem)
+    return inputs._replace(alone=np.zeros_like(inputs.alone))
+
+
+def new_moves(problem: Problem) -> tuple[Any, Any, Any]:
+    """What the kernel of moves reads and writes: its inputs, a base that is not recorded yet, and its work."""
+    from simdev.sim.kernels.move_state import new_base_run, new_move_work
+
+    graph, topology = problem.graph, problem.topology
+    sizes = graph.n_ops, graph.n_edges, topology.n_devices, len(topology.channels)
+    if problem not in _MOVE_INPUTS:
+        _MOVE_INPUTS[problem] = _move_inputs(problem)
+    return _MOVE_INPUTS[problem], new_base_run(*sizes), new_move_work(*sizes)
 
 
 _MOVE_INPUTS: WeakKeyDictionary = WeakKeyDictionary()  # shared by all simulators of a problem

@@ -7,8 +7,8 @@ import pytest
 from drawn import chain, machine
 from drawn import problem as drawn_problem
 
-from simdev.baselines import _late_kernels as kernels
 from simdev.baselines import _late as late
+from simdev.baselines import _late_kernels as kernels
 from simdev.placers.budget import Budget
 from simdev.placers.registry import find_placer, graph_path, load_workload
 from simdev.placers.testing import random_problem
@@ -42,6 +42,15 @@ def test_the_compiled_loop_finds_what_evaluations_one_by_one_find(order, seed):
     if order == "priority":
         assert (compiled.priority == other.priority).all()
     assert spent.best_step_ns == also_spent.best_step_ns
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_full_runs_find_what_the_kernel_of_moves_finds(seed, monkeypatch):
+    problem = drawn(seed, "fifo")
+    quick, spent = search(problem, 400)
+    monkeypatch.setattr(late, "has_windows", lambda problem: False)
+    slow, also_spent = search(problem, 400)
+    assert (quick.devices == slow.devices).all() and spent.best_step_ns == also_spent.best_step_ns
 
 
 @pytest.mark.parametrize("order", ORDERS)

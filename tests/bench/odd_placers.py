@@ -27,6 +27,14 @@ def walk(problem, *, rng, budget, worst):
     return Placement(tried[-1 if worst else 0][2])
 
 
+@placer("napper", version=1, family="test", searches=True)
+def napper(problem, *, rng, budget):
+    """Waits for longer than half a second."""
+    time.sleep(0.6)
+    budget.proof = "open" if budget.open else "used up"
+    return Placement(np.zeros(problem.graph.n_ops, np.int32))
+
+
 @placer("talker", version=1, family="test")
 def talker(problem, *, rng, budget):
     raise RuntimeError("word " * 10_000_000)

@@ -129,12 +129,27 @@ def test_a_budget_in_seconds_leaves_time_to_end():
 
 
 def test_a_budget_may_limit_evaluations_and_seconds():
-    assert parse_budget("evaluations=100,seconds=2.5") == (100, 2.5)
+    assert parse_budget("evaluations=100,seconds=2.5") == (100, 2.5, False)
+    assert parse_budget("evaluations=100,processor=2.5") == (100, 2.5, True)
     assert time_limit("evaluations=100,seconds=300") > 300
     assert repeatable("evaluations=100") and not repeatable("evaluations=100,seconds=2.5")
-    for wrong in ("seconds=2,evaluations=1,seconds=3", "evaluations=1,evaluations=2", "evaluations=1,", "hours=1"):
+    for wrong in (
+        "seconds=2,evaluations=1,seconds=3",
+        "seconds=2,processor=3",
+        "evaluations=1,evaluations=2",
+        "evaluations=1,",
+        "hours=1",
+    ):
         with pytest.raises(UnknownName, match="budget"):
             parse_budget(wrong)
+
+
+def test_a_budget_in_processor_seconds_does_not_count_waiting(graphs, tmp_path):
+    found = {}
+    for budget in ("seconds=0.5", "processor=0.5"):
+        (row,) = run(graphs[:1], odd("napper"), tmp_path, budget=budget)
+        found[budget] = row.proof
+    assert found == {"seconds=0.5": "used up", "processor=0.5": "open"}
 
 
 def test_seed_comes_from_the_key():

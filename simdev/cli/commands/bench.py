@@ -73,7 +73,9 @@ def bench(
     budget: Annotated[
         str,
         typer.Option(
-            "--budget", "-b", help="Of each run: quick, standard, long, full, evaluations=N, seconds=S or both."
+            "--budget",
+            "-b",
+            help="Of each run: quick, standard, long, full, evaluations=N, seconds=S, processor=S, or two of them.",
         ),
     ] = "quick",
     seeds: Annotated[int, typer.Option(help="How many times each run is repeated, each time with another seed.")] = 1,
@@ -197,10 +199,10 @@ def _evaluations(budget: str) -> int:
         return PLAN_EVALUATIONS
     if budget in BUDGETS:
         raise InvalidInput(f"{budget} is a budget of placers; planners take evaluations=N", source="--budget")
-    evaluations, seconds = parse_budget(budget)
-    if not evaluations < math.inf or seconds < math.inf:
+    granted = parse_budget(budget)
+    if not granted.evaluations < math.inf or granted.seconds < math.inf:
         raise InvalidInput("planners take evaluations=N, so that rows can be verified", source="--budget")
-    return int(evaluations)
+    return int(granted.evaluations)
 
 
 def _plan_runs(models, clusters, entries, batch: int | None, framework: str, evaluations: int, seeds: int) -> list:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -66,7 +65,7 @@ class LateWalk:
         self._remember(budget.left)
         walk(self.late, 0)  # compiles
         while budget.open:
-            begun, count = time.perf_counter(), int(min(budget.left, chunk))
+            begun, count = budget.elapsed, int(min(budget.left, chunk))
             done = walk(self.late, count)
             budget.spend(done)
             if self.late.state[self.kernels.BEST] < self.kernels.UNFIT:
@@ -74,7 +73,7 @@ class LateWalk:
                 budget.note(Score(int(self.late.state[self.kernels.BEST]), 0), best.devices, best.priority)
             if done < count:
                 break
-            seconds = max(time.perf_counter() - begun, 1e-6)
+            seconds = max(budget.elapsed - begun, 1e-6)
             in_time = (budget.seconds - budget.elapsed) * count / seconds
             if chunk == FIRST and in_time < budget.left:
                 self._remember(in_time)

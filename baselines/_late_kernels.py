@@ -177,7 +177,7 @@ def draw(moves: Moves, late: Late):
     for index in range(state[TAKEN]):
         for place in range(moves.unit_ptr[late.members[index]], moves.unit_ptr[late.members[index] + 1]):
             late.tried_devices[moves.unit_ops[place]] = away
-    return True
+    return state[TAKEN] > 0
 
 
 @part

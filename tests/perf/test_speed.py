@@ -11,6 +11,8 @@ from simdev.exact.dp import best_contiguous
 from simdev.exact.load import read_load_problem
 from simdev.parallel import Host, Plan, find_model, load_cluster, parse_mesh
 from simdev.parallel.plan import prepare, simulate_program
+from simdev.placers.budget import Budget
+from simdev.placers.registry import find_placer
 from simdev.placers.testing import training_graph
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
@@ -80,6 +82,29 @@ def test_fast_engine_beside_the_reference(benchmark, graph, rules):
 
 
 DATA = Path(os.environ.get("SIMDEV_DATA", Path(__file__).parents[3] / "shared" / "data")) / "dnn-partitioning"
+
+
+@pytest.mark.parametrize("order", ["fifo", "priority"])
+def test_moves_of_a_compiled_search_beside_those_of_a_search_in_python(benchmark, order):
+    """Processor seconds for each move of ``local-search`` and of ``late-acceptance``, in turns."""
+    problem = Problem.build("inception-v3", "p100x4", rules=Rules(order))
+
+    def moves(entry, evaluations):
+        spec, params = find_placer(entry)
+        budget = Budget(problem, evaluations=evaluations)
+        began = time.process_time()
+        spec.place(problem, rng=np.random.default_rng(0), budget=budget, **params)
+        return (time.process_time() - began) / budget.used
+
+    ratios = []
+
+    def both():
+        ratios.append(moves("local-search", 2_000) / moves("late-acceptance", 20_000))
+
+    both()  # compiles
+    ratios.clear()
+    benchmark.pedantic(both, rounds=3)
+    benchmark.extra_info["ratio"] = float(np.median(ratios))
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="SIMDEV_DATA names no folder with dnn-partitioning")

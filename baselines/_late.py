@@ -84,7 +84,7 @@ class LateWalk:
         problem, kernels, moves = self.problem, self.kernels, self.moves
         inputs, n = problem_arrays(problem), problem.graph.n_ops
         one = np.zeros(1, np.int64), np.zeros((1, problem.topology.n_devices), np.int64), np.zeros(1, np.int64)
-        run = kernels.Run(*new_buffers(problem), *one)
+        run = kernels.RunBuffers(*new_buffers(problem), *one)
         if self.ordered:
             return lambda late, count: kernels.walk_priority(inputs, moves, late, run, count)
         if not has_windows(problem):

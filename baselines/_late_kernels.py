@@ -81,7 +81,7 @@ class Late(NamedTuple):
     stamps: np.ndarray
 
 
-class Run(NamedTuple):
+class RunBuffers(NamedTuple):
     """What a simulation writes to; ``step``, ``overflow`` int64 ``(1,)``, ``peak`` int64 ``(1, D)``."""
 
     timeline: Timeline
@@ -285,7 +285,7 @@ def settle(moves: Moves, late: Late, step_ns, overflow):
 
 
 @part
-def judge(inputs: Inputs, moves: Moves, late: Late, run: Run):
+def judge(inputs: Inputs, moves: Moves, late: Late, run: RunBuffers):
     """Keep the move of the run, or take it back; return whether it is kept."""
     answers = run.step, run.peak, run.overflow
     measure(inputs, late.tried_devices, 0, limit(late), run.timeline, run.workspace, *answers)
@@ -293,7 +293,7 @@ def judge(inputs: Inputs, moves: Moves, late: Late, run: Run):
 
 
 @kernel
-def walk_priority(inputs: Inputs, moves: Moves, late: Late, run: Run, count):
+def walk_priority(inputs: Inputs, moves: Moves, late: Late, run: RunBuffers, count):
     """Simulate ``count`` moves under the order ``priority``; return how many there were: less if no move is left."""
     failed = done = 0
     while done < count and failed < DRAWS:
@@ -309,7 +309,7 @@ def walk_priority(inputs: Inputs, moves: Moves, late: Late, run: Run, count):
 
 
 @kernel
-def walk_fifo(inputs: Inputs, moves: Moves, late: Late, run: Run, count):
+def walk_fifo(inputs: Inputs, moves: Moves, late: Late, run: RunBuffers, count):
     """The same under the order ``fifo``."""
     failed = done = 0
     while done < count and failed < DRAWS:
@@ -325,7 +325,7 @@ def walk_fifo(inputs: Inputs, moves: Moves, late: Late, run: Run, count):
 
 
 @kernel
-def walk_windows(inputs: Inputs, moves: Moves, late: Late, run: Run, windows: Windows, count):
+def walk_windows(inputs: Inputs, moves: Moves, late: Late, run: RunBuffers, windows: Windows, count):
     """The same where moves are cheaper than full runs: only moves that may be kept, and those that change too much,
     take a full run."""
     failed = done = 0
@@ -366,14 +366,14 @@ def list_ops(moves: Moves, late: Late, windows: Windows):
 
 
 @part
-def rebase(inputs: Inputs, late: Late, run: Run, windows: Windows):
+def rebase(inputs: Inputs, late: Late, run: RunBuffers, windows: Windows):
     """Let moves start from the accepted placement."""
     run_fifo(inputs, late.devices, run.timeline, run.workspace)
     rebase_on(late, run, windows)
 
 
 @part
-def rebase_on(late: Late, run: Run, windows: Windows):
+def rebase_on(late: Late, run: RunBuffers, windows: Windows):
     """The same after a full run of the accepted placement."""
     space = run.workspace
     kept = windows.base, windows.work

@@ -110,6 +110,34 @@ def test_what_is_tried_is_what_is_accepted_between_two_moves(order, seed):
     assert (state.order == state.tried_order).all() and (state.rank[state.order] == np.arange(n)).all()
 
 
+@pytest.mark.parametrize(
+    "step_ns, overflow, kept", [(100, 0, True), (105, 0, True), (110, 0, True), (111, 0, False), (50, 1, False)]
+)
+def test_a_move_is_kept_if_it_is_no_worse_than_now_or_than_some_moves_ago(step_ns, overflow, kept):
+    """The present placement costs 105, and the one two moves ago cost 110; what does not fit costs more."""
+    found = walk(drawn(4, "fifo"))
+    state = found.late._replace(history=np.array([110, 107]))
+    state.state[[kernels.STEP, kernels.COST, kernels.BEST]] = 4, 105, 104
+    assert kernels.draw_move(late.problem_arrays(found.problem), found.moves, state)
+    before, tried = state.devices.copy(), state.tried_devices.copy()
+    assert (before != tried).any()
+    kernels.settle_move(found.moves, state, step_ns, overflow)
+    assert (state.devices == (tried if kept else before)).all() and (state.tried_devices == state.devices).all()
+    cost = step_ns if kept else 105
+    assert state.state[[kernels.STEP, kernels.COST, kernels.BEST]].tolist() == [5, cost, min(cost, 104)]
+    assert state.history.tolist() == [min(110, cost), 107]
+
+
+def test_placements_that_do_not_fit_are_left_by_the_bytes_that_they_lack():
+    found = walk(drawn(4, "fifo"))
+    state = found.late._replace(history=np.array([kernels.UNFIT + 100]))
+    state.state[[kernels.COST, kernels.BEST]] = kernels.UNFIT + 100
+    for step_ns, overflow, cost in ((5, 101, 100), (500, 99, 99), (10**9, 0, None)):
+        assert kernels.draw_move(late.problem_arrays(found.problem), found.moves, state)
+        kernels.settle_move(found.moves, state, step_ns, overflow)
+        assert state.state[kernels.COST] == (step_ns if cost is None else kernels.UNFIT + cost)
+
+
 def test_no_cost_of_the_history_is_less_than_the_best_or_grows():
     problem = drawn(3, "fifo")
     state = walk(problem).late

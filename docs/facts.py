@@ -42,12 +42,12 @@ PICTURES = {
 
 @functools.cache
 def board(name: str) -> list:
-    """The rows of a board; ``BOARD:ORDER`` means those under one order of ops."""
+    """The rows of a board; ``BOARD:ORDER`` means those under one order of ops, ``BOARD:BUDGET`` those of a budget."""
     from simdev.bench.plan_rows import as_row, read_folder
 
-    name, _, order = name.partition(":")
+    name, _, part = name.partition(":")
     found = [as_row(row) for row in read_folder(BOARDS / name)]
-    return [row for row in found if not order or row.rules.split("/")[0] == order]
+    return [row for row in found if not part or part in (row.rules.split("/")[0], row.budget)]
 
 
 @functools.cache

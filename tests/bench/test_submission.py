@@ -477,7 +477,7 @@ def test_records_are_feasible_placements_under_their_rules():
 def test_the_order_track_compares_searches_with_equal_budgets():
     found = rows.read_rows(ORDER / "results.csv")
     assert {row.rules for row in found} == {"priority/fifo/dataflow"}
-    assert {row.budget for row in found} == {"evaluations=2000"}
+    assert {row.budget for row in found} == {"evaluations=2000", "processor=10"}
     assert {row.seed for row in found} == {0, 1, 2}
 
 

@@ -217,8 +217,8 @@ def test_searching_placers_end_with_their_seconds(name, clock):
 SPECS = placers()
 # Measured: all problems take over four seconds, mostly to compile for every size of a graph. One of them is tried at
 # once, all at night. Some placers take that long to compile for one.
-LONG_ON_ONE = {"colocrl", "doppler", "gdp", "hdp", "placeto", "placeto-joint"}
-LONG_ON_RANDOM = LONG_ON_ONE | {"cp-sat", "gdp-batch", "giph", "hsdag", "ip-throughput"}
+LONG_ON_ONE = {"colocrl", "doppler", "gdp", "gdp-batch", "hdp", "placeto", "placeto-joint"}
+LONG_ON_RANDOM = LONG_ON_ONE | {"cp-sat", "giph", "hsdag", "ip-throughput", "learned-search"}
 LONG_ON_INCEPTION = LONG_ON_ONE | {"dp", "giph", "hsdag", "ip-throughput"}
 NIGHTLY_ON_INCEPTION = {"cp-sat"}  # 25 processor seconds
 

@@ -367,7 +367,7 @@ def test_gdp_without_a_rate_learns_nothing_and_edits_learn_for_their_groups_alon
 SLOW_TO_LEARN = {"doppler", "gdp", "giph", "hsdag", "placeto", "placeto-joint"}  # measured: over four seconds
 SLOW_TO_FIT = {"doppler", "giph", "hsdag", "placeto"}
 SLOW_TO_TRAIN = {"doppler", "giph", "hsdag", "placeto"}
-SLOW_TO_RESUME = {"doppler", "giph", "hsdag", "placeto-joint"}
+SLOW_TO_RESUME = {"doppler", "giph", "hsdag", "placeto", "placeto-joint"}
 
 
 def marked(names, slow):

@@ -219,7 +219,7 @@ SPECS = placers()
 # once, all at night. Some placers take that long to compile for one.
 LONG_ON_ONE = {"colocrl", "doppler", "gdp", "gdp-batch", "hdp", "placeto", "placeto-joint"}
 LONG_ON_RANDOM = LONG_ON_ONE | {"cp-sat", "giph", "hsdag", "ip-throughput", "learned-search"}
-LONG_ON_INCEPTION = LONG_ON_ONE | {"dp", "giph", "hsdag", "ip-throughput"}
+LONG_ON_INCEPTION = LONG_ON_ONE | {"dp", "giph", "hsdag", "ip-throughput", "learned-search"}
 NIGHTLY_ON_INCEPTION = {"cp-sat"}  # 25 processor seconds
 
 

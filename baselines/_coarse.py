@@ -12,7 +12,7 @@ import numpy as np
 
 from simdev.baselines._climb import Neighbourhood
 from simdev.baselines._guided import GROUPS, HEAT, Guided
-from simdev.baselines._search import PARTS, SearchState, groups
+from simdev.baselines._search import PARTS, SearchState, groups, units_by_group
 from simdev.baselines._units import HUGE, choices, fastest_ns
 from simdev.placers.budget import Share
 from simdev.problem.problem import Problem
@@ -114,8 +114,7 @@ class Runs(Groups):
 
     def __init__(self, problem: Problem, allowed: np.ndarray):
         super().__init__(problem, allowed)
-        self.in_order = np.lexsort((self.rank, self.group))
-        self.first = np.searchsorted(self.group[self.in_order], np.arange(int(self.group.max()) + 2))
+        self.in_order, self.first = units_by_group(self.group, self.rank)
 
     def members(self, rng: np.random.Generator, pivot: int, devices: np.ndarray) -> np.ndarray:
         reader = int(self.reader[pivot])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from simdev.baselines._order import ordered
-from simdev.baselines._search import first_of_unit, groups
+from simdev.baselines._search import first_of_unit, groups, units_by_group
 from simdev.baselines._units import choices, unit_adjacency
 from simdev.placers.budget import Budget
 from simdev.placers.score import Score
@@ -17,10 +17,9 @@ from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 from simdev.sim.fast import new_buffers
 from simdev.sim.inputs import problem_arrays
-from simdev.sim.kernels.state import FIFO_LOOP, PRIORITY_LOOP
+from simdev.sim.kernels.state import PRIORITY_LOOP
 from simdev.sim.simulator import has_windows, inputs_of_runs, new_moves
 
-LOOPS = FIFO_LOOP, PRIORITY_LOOP  # with other ones, a search makes full evaluations
 MEMORY = 400  # the history holds one cost for so many moves of the budget,
 LONGEST = 50_000  # at most so many costs
 FIRST = 256  # moves in the first call of the compiled loop; later calls take about CALL_S seconds
@@ -30,12 +29,15 @@ FAR = 0.02  # share of clusters that may go to any device, hosts too
 
 
 class LateWalk:
-    """One search from a placement and its score."""
+    """One search from a placement and its score; see ``late-acceptance`` for ``memory``."""
 
-    def __init__(self, problem: Problem, budget: Budget, rng: np.random.Generator, score: Score, begin: Placement):
+    def __init__(
+        self, problem: Problem, budget: Budget, rng: np.random.Generator, score: Score, begin: Placement,
+        memory: float = MEMORY,
+    ):  # fmt: skip
         from simdev.baselines import _late_kernels as kernels  # loads Numba
 
-        self.problem, self.budget, self.kernels = problem, budget, kernels
+        self.problem, self.budget, self.kernels, self.memory = problem, budget, kernels, memory
         self.ordered, n = ordered(problem), problem.graph.n_ops
         rank = np.arange(n) if begin.priority is None else n - 1 - begin.priority
         cost = score.step_ns if score.fits else kernels.UNFIT + score.known_overflow_bytes
@@ -53,15 +55,15 @@ class LateWalk:
 
     def run(self) -> Placement:
         """Spend the budget; the best placement."""
-        if self.budget.simulate is None and not self.budget.microbatches and problem_arrays(self.problem).loop in LOOPS:
-            self._run_compiled()
-        else:
+        walk = self._compiled()
+        if walk is None:
             self._run()
+        else:
+            self._run_compiled(walk)
         return self._best()
 
-    def _run_compiled(self) -> None:
+    def _run_compiled(self, walk: Callable[[Any, int], int]) -> None:
         budget, chunk = self.budget, FIRST
-        walk = self._compiled()
         self._remember(budget.left)
         walk(self.late, 0)  # compiles
         while budget.open:
@@ -79,20 +81,21 @@ class LateWalk:
                 self._remember(in_time)
             chunk = max(1, min(10 * chunk, int(CALL_S * count / seconds)))
 
-    def _compiled(self) -> Callable[[Any, int], int]:
-        """Make so many moves from a state in compiled code, and tell how many there were."""
-        problem, kernels, moves = self.problem, self.kernels, self.moves
-        inputs, n = problem_arrays(problem), problem.graph.n_ops
+    def _compiled(self) -> Callable[[Any, int], int] | None:
+        """What makes so many moves from a state in compiled code, and tells how many there were; None where each move
+        has to be an evaluation of the budget."""
+        problem, kernels, moves, n = self.problem, self.kernels, self.moves, self.problem.graph.n_ops
+        by_priority = problem_arrays(problem).loop == PRIORITY_LOOP
+        if self.budget.simulate is not None or self.budget.microbatches or not (by_priority or has_windows(problem)):
+            return None
         one = np.zeros(1, np.int64), np.zeros((1, problem.topology.n_devices), np.int64), np.zeros(1, np.int64)
         run = kernels.RunBuffers(*new_buffers(problem), *one)
-        if self.ordered:
-            return lambda late, count: kernels.walk_priority(inputs, moves, late, run, count)
-        if not has_windows(problem):
-            return lambda late, count: kernels.walk_fifo(inputs, moves, late, run, count)
+        if by_priority:
+            return lambda late, count: kernels.walk_priority(problem_arrays(problem), moves, late, run, count)
         inputs = inputs_of_runs(problem)
         ops = np.zeros(n, np.uint32), np.zeros(n, np.uint32), np.zeros(2, np.int64), np.zeros(1, np.int64)
         windows = kernels.Windows(*new_moves(problem), *ops)
-        return lambda late, count: kernels.walk_windows(inputs, moves, late, run, windows, count)
+        return lambda late, count: kernels.walk_fifo(inputs, moves, late, run, windows, count)
 
     def _run(self) -> None:
         """With an evaluation of the budget for each move."""
@@ -105,7 +108,7 @@ class LateWalk:
 
     def _remember(self, moves: float) -> None:
         """Compare with the costs of earlier moves, if there are ``moves`` in all."""
-        length = 1 if moves == math.inf else int(min(LONGEST, max(1, moves / MEMORY)))
+        length = 1 if moves == math.inf else int(min(LONGEST, max(1, moves / self.memory)))
         self.late = self.late._replace(history=np.full(length, self.late.state[self.kernels.COST]))
 
     def _best(self) -> Placement:
@@ -116,10 +119,10 @@ class LateWalk:
 def _moves(problem: Problem, kernels, shares):
     """What the kernels read of a problem to draw moves."""
     graph, allowed = problem.graph, choices(problem, hosts=True)
-    ops, rank = np.argsort(graph.unit_of_op, kind="stable"), np.empty(graph.n_units, np.int64)
-    rank[np.argsort(first_of_unit(problem), kind="stable")] = np.arange(graph.n_units)
+    ops = np.argsort(graph.unit_of_op, kind="stable")
+    rank = np.argsort(np.argsort(first_of_unit(problem), kind="stable"))
     group = groups(problem, rank)[0]
-    by_group = np.lexsort((rank, group))
+    by_group, group_ptr = units_by_group(group, rank)
     neighbour_ptr, neighbours, _ = unit_adjacency(problem)
     return kernels.Moves(
         unit_of_op=graph.unit_of_op.astype(np.int64),
@@ -128,7 +131,7 @@ def _moves(problem: Problem, kernels, shares):
         neighbour_ptr=neighbour_ptr,
         neighbours=neighbours,
         group=group,
-        group_ptr=np.searchsorted(group[by_group], np.arange(int(group.max(initial=-1)) + 2)),
+        group_ptr=group_ptr,
         group_units=by_group,
         group_place=np.argsort(by_group),
         allowed=allowed,

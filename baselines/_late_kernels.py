@@ -1,7 +1,6 @@
 """The compiled loops of ``late-acceptance``: draw a move, simulate it, keep it or take it back, many times in one call.
 
-A search in Python spends 5 to 40 times as long on drawing a move as the engine spends on simulating it. This module
-loads Numba.
+This module loads Numba.
 """
 
 from __future__ import annotations
@@ -292,64 +291,49 @@ def judge(inputs: Inputs, moves: Moves, late: Late, run: RunBuffers):
     return settle(moves, late, run.step[0], run.overflow[0])
 
 
+@part
+def draw_valid(inputs: Inputs, moves: Moves, late: Late):
+    """Draw a move that can run; return whether there is one."""
+    for _ in range(DRAWS):
+        if draw(moves, late):
+            if is_valid(inputs, late.tried_devices):
+                return True
+            undo(moves, late)
+    return False
+
+
 @kernel
 def walk_priority(inputs: Inputs, moves: Moves, late: Late, run: RunBuffers, count):
     """Simulate ``count`` moves under the order ``priority``; return how many there were: less if no move is left."""
-    failed = done = 0
-    while done < count and failed < DRAWS:
-        failed += 1
-        if draw(moves, late):
-            if not is_valid(inputs, late.tried_devices):
-                undo(moves, late)
-                continue
-            run_priority(inputs, late.tried_devices, late.tried_rank, run.timeline, run.workspace)
-            judge(inputs, moves, late, run)
-            done, failed = done + 1, 0
-    return done
+    for done in range(count):
+        if not draw_valid(inputs, moves, late):
+            return done
+        run_priority(inputs, late.tried_devices, late.tried_rank, run.timeline, run.workspace)
+        judge(inputs, moves, late, run)
+    return count
 
 
 @kernel
-def walk_fifo(inputs: Inputs, moves: Moves, late: Late, run: RunBuffers, count):
-    """The same under the order ``fifo``."""
-    failed = done = 0
-    while done < count and failed < DRAWS:
-        failed += 1
-        if draw(moves, late):
-            if not is_valid(inputs, late.tried_devices):
-                undo(moves, late)
-                continue
-            run_fifo(inputs, late.tried_devices, run.timeline, run.workspace)
-            judge(inputs, moves, late, run)
-            done, failed = done + 1, 0
-    return done
-
-
-@kernel
-def walk_windows(inputs: Inputs, moves: Moves, late: Late, run: RunBuffers, windows: Windows, count):
-    """The same where moves are cheaper than full runs: only moves that may be kept, and those that change too much,
-    take a full run."""
-    failed = done = 0
-    rebase(inputs, late, run, windows)
-    while done < count and failed < DRAWS:
-        failed += 1
-        if draw(moves, late):
-            if not is_valid(inputs, late.tried_devices):
-                undo(moves, late)
-                continue
-            k = list_ops(moves, late, windows)
-            refused = limit(late)
-            changed = late.devices, late.tried_devices, windows.ends, windows.ops[:k], windows.targets[:k]
-            steps_after(windows.inputs, windows.base, windows.work, *changed, refused, windows.step)
-            if windows.step[0] != FULL_RUN and windows.step[0] >= refused:
-                settle(moves, late, windows.step[0], 0)
-            else:
-                for index in range(k):
-                    late.tried_devices[windows.ops[index]] = windows.targets[index]
-                run_fifo(inputs, late.tried_devices, run.timeline, run.workspace)
-                if judge(inputs, moves, late, run):
-                    rebase_on(late, run, windows)
-            done, failed = done + 1, 0
-    return done
+def walk_fifo(inputs: Inputs, moves: Moves, late: Late, run: RunBuffers, windows: Windows, count):
+    """The same under the order ``fifo`` on devices of one slot: only moves that may be kept, and those that change too
+    much, take a full run."""
+    run_fifo(inputs, late.devices, run.timeline, run.workspace)
+    rebase(late, run, windows)
+    for done in range(count):
+        if not draw_valid(inputs, moves, late):
+            return done
+        k, refused = list_ops(moves, late, windows), limit(late)
+        changed = late.devices, late.tried_devices, windows.ends, windows.ops[:k], windows.targets[:k]
+        steps_after(windows.inputs, windows.base, windows.work, *changed, refused, windows.step)
+        if windows.step[0] != FULL_RUN and windows.step[0] >= refused:
+            settle(moves, late, windows.step[0], 0)
+            continue
+        for index in range(k):  # steps_after() has taken them back
+            late.tried_devices[windows.ops[index]] = windows.targets[index]
+        run_fifo(inputs, late.tried_devices, run.timeline, run.workspace)
+        if judge(inputs, moves, late, run):
+            rebase(late, run, windows)
+    return count
 
 
 @part
@@ -366,29 +350,16 @@ def list_ops(moves: Moves, late: Late, windows: Windows):
 
 
 @part
-def rebase(inputs: Inputs, late: Late, run: RunBuffers, windows: Windows):
-    """Let moves start from the accepted placement."""
-    run_fifo(inputs, late.devices, run.timeline, run.workspace)
-    rebase_on(late, run, windows)
-
-
-@part
-def rebase_on(late: Late, run: RunBuffers, windows: Windows):
-    """The same after a full run of the accepted placement."""
-    space = run.workspace
-    kept = windows.base, windows.work
+def rebase(late: Late, run: RunBuffers, windows: Windows):
+    """Let moves start from the accepted placement, whose full run is in the buffers."""
+    space, kept = run.workspace, (windows.base, windows.work)
     record(windows.inputs, late.devices, run.timeline, space.state, space.base, space.line, *kept)
 
 
 @kernel
 def draw_move(inputs: Inputs, moves: Moves, late: Late):
     """Draw a move that can run, for a simulation elsewhere; return whether there is one."""
-    for _ in range(DRAWS):
-        if draw(moves, late):
-            if is_valid(inputs, late.tried_devices):
-                return True
-            undo(moves, late)
-    return False
+    return draw_valid(inputs, moves, late)
 
 
 @kernel

@@ -210,3 +210,9 @@ def groups(problem: Problem, rank: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         part[units] = count + np.minimum(parts - 1, (done - time[units]) * parts // done[-1]).astype(np.int64)
         count += parts
     return group, part
+
+
+def units_by_group(group: np.ndarray, rank: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The units of each group, in the order of ``rank``, as CSR ``(units, ptr)``, int64; ``group`` int ``(units,)``."""
+    units = np.lexsort((rank, group))
+    return units, np.searchsorted(group[units], np.arange(int(group.max(initial=-1)) + 2))

@@ -38,8 +38,8 @@ def long_search(problem, *, rng, budget, starts, climbs, coarse):
     that need much memory and little time, such as embedding tables, go there like anywhere. Under the default rules,
     the simulator computes only what a move changes. If the placement brings its order of ops (rules ``priority``), a
     third of the moves shift ops in the order. Each start is then tried with the order by longest paths and with the
-    order that ``fifo`` follows. Where the parameters nearly fill the memory, this search goes on in place of late
-    acceptance, half of the time by annealing.
+    order that ``fifo`` follows. If the parameters nearly fill the memory, there is no late acceptance. These moves then
+    go on, half of the time by annealing, because only they exchange units of two devices.
     """
     stored = (found for folder in starts.split("+") for found in stored_starts(folder, problem))
     given = stored if starts else constructed(problem, rng, budget.microbatches)

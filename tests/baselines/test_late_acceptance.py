@@ -1,5 +1,6 @@
 """``late-acceptance``: its compiled loop does what evaluations one by one do, and finds what is there."""
 
+import itertools
 import math
 
 import numpy as np
@@ -9,6 +10,7 @@ from drawn import problem as drawn_problem
 
 from simdev.baselines import _late as late
 from simdev.baselines import _late_kernels as kernels
+from simdev.errors import InvalidInput
 from simdev.placers.budget import Budget
 from simdev.placers.registry import find_placer, graph_path, load_workload
 from simdev.placers.testing import random_problem
@@ -18,6 +20,7 @@ from simdev.problem.topology import load_topology
 from simdev.sim import simulate, simulate_many
 
 ORDERS = ["fifo", "priority"]
+COMPILED = [1, 2, 5, 6, 7, 8]  # seeds of drawn problems with several devices of one slot
 
 
 def search(problem, evaluations=math.inf, seed=0, **given):
@@ -33,24 +36,16 @@ def drawn(seed, order):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", COMPILED)
 def test_the_compiled_loop_finds_what_evaluations_one_by_one_find(order, seed):
     problem = drawn(seed, order)
+    assert walk(problem)._compiled() is not None
     compiled, spent = search(problem, 400)
     other, also_spent = search(problem, 400, simulate=simulate_many)
     assert (compiled.devices == other.devices).all() and spent.used == also_spent.used
     if order == "priority":
         assert (compiled.priority == other.priority).all()
     assert spent.best_step_ns == also_spent.best_step_ns
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_full_runs_find_what_the_kernel_of_moves_finds(seed, monkeypatch):
-    problem = drawn(seed, "fifo")
-    quick, spent = search(problem, 400)
-    monkeypatch.setattr(late, "has_windows", lambda problem: False)
-    slow, also_spent = search(problem, 400)
-    assert (quick.devices == slow.devices).all() and spent.best_step_ns == also_spent.best_step_ns
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -88,21 +83,21 @@ def test_one_device_leaves_nothing_to_draw():
     assert (placement.devices == 0).all() and budget.used < 40
 
 
-def walk(problem, seed=0):
-    """A walk from the best start, after 200 moves, and its problem."""
+def walk(problem, seed=0, **given):
+    """A walk from the best start, after some 240 moves or the budget that is given."""
     spec, _ = find_placer("late-acceptance")
-    found = {}
+    found, budget = {}, Budget(problem, **(given or {"evaluations": 250}))
     run = late.LateWalk.run
     try:
         late.LateWalk.run = lambda self: found.setdefault("walk", self) and run(self)
-        spec.place(problem, rng=np.random.default_rng(seed), budget=Budget(problem, evaluations=250), starts="")
+        spec.place(problem, rng=np.random.default_rng(seed), budget=budget)
     finally:
         late.LateWalk.run = run
     return found["walk"]
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", COMPILED)
 def test_what_is_tried_is_what_is_accepted_between_two_moves(order, seed):
     state = walk(drawn(seed, order)).late
     n = len(state.rank)
@@ -138,14 +133,23 @@ def test_placements_that_do_not_fit_are_left_by_the_bytes_that_they_lack():
         assert state.state[kernels.COST] == (step_ns if cost is None else kernels.UNFIT + cost)
 
 
-def test_no_cost_of_the_history_is_less_than_the_best_or_grows():
-    problem = drawn(3, "fifo")
+def test_no_cost_of_the_history_is_less_than_the_best():
+    problem = drawn(6, "fifo")
     state = walk(problem).late
     assert state.state[kernels.BEST] <= state.history.min() and state.state[kernels.COST] >= state.state[kernels.BEST]
 
 
-def test_a_budget_of_seconds_alone_keeps_many_costs():
-    problem = drawn(4, "fifo")
-    search(problem, 10)  # compiles
-    placement, budget = search(problem, seconds=1.0)
-    assert budget.used > 500 and simulate(problem, placement).step_ns == budget.best_step_ns
+def test_seconds_shorten_the_history():
+    """At each look at this clock a millisecond has passed, so the first 256 moves say that the time will not suffice
+    for all evaluations."""
+    clock = itertools.count(step=1e-3).__next__
+    found = walk(drawn(7, "fifo"), evaluations=40_000, seconds=0.2, clock=clock)
+    assert 10 < len(found.late.history) < 40_000 / late.MEMORY - 10
+    best = Placement(found.late.best_devices.astype(np.int32))
+    assert simulate(found.problem, best).step_ns == found.budget.best_step_ns
+
+
+def test_a_history_without_length_is_refused():
+    spec, params = find_placer("late-acceptance[memory=0]")
+    with pytest.raises(InvalidInput, match="0 is not positive"):
+        spec.place(drawn(4, "fifo"), rng=np.random.default_rng(0), budget=Budget(drawn(4, "fifo")), **params)

@@ -67,7 +67,7 @@ SIZES = (
 LLAMA = f"transformers:LlamaForCausalLM[{SIZES},intermediate_size=64]"
 MIXTRAL = f"transformers:MixtralForCausalLM[{SIZES},intermediate_size=32,num_local_experts=4]"
 DRIVER = """
-import runpy, sys
+import os, runpy, sys
 import torch.distributed as dist
 dist.init_process_group()
 dist.init_process_group = end = lambda: None
@@ -76,6 +76,8 @@ for path in sys.argv[1:]:
     print("script", path, flush=True)
     runpy.run_path(path, run_name="__main__")
 end()
+sys.stdout.flush()
+os._exit(0)  # PyTorch's caches keep groups, whose threads may abort an interpreter that ends before them
 """
 
 KEPT = """

@@ -44,6 +44,7 @@ MOVES = some(
     "walks_on_random_problems",
     "walks_that_need_late_channels_and_early_sends",
 )
+LATE = "tests/baselines/test_late_acceptance.py"
 SCHEDULES = "tests/parallel/test_schedules.py"
 ORDERS = some(
     SCHEDULES,
@@ -197,6 +198,18 @@ MUTANTS = {
     ("simdev/sim/kernels/incremental.py", MOVES): [
         ("first = min(first, next_reader(base, work))", "first = min(first, len(before))"),
         ("if base_ends[channel] != ends[channel]:", "if False:"),
+    ],
+    ("baselines/_late_kernels.py", LATE): [
+        ("(cost <= state[COST] or cost <= history[place])", "cost <= state[COST]"),
+        ("most = max(late.state[COST]", "most = min(late.state[COST]"),
+        ("return ALWAYS if most >= UNFIT else most + 1", "return ALWAYS if most >= UNFIT else most"),
+        ("cost = UNFIT + overflow if overflow > 0 else step_ns", "cost = step_ns"),
+        ("history[place] = min(history[place], state[COST])", "history[place] = state[COST]"),
+        ("if cost < state[BEST]:", "if cost <= state[COST]:"),
+        ("order[new], rank[op] = op, new", "order[new] = op"),
+        ("if home == away or not moves.allowed[away, pivot]:", "if home == away:"),
+        ("late.tried_devices[windows.ops[index]] = windows.targets[index]", "pass"),
+        ("if judge(inputs, moves, late, run):\n            rebase(late, run, windows)", "judge(inputs, moves, late, run)"),
     ],
     ("simdev/sim/kernels/base_run.py", MOVES): [
         ("channel_end, row * EVERY, number)", "channel_end, number, number)"),

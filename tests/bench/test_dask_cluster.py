@@ -75,7 +75,7 @@ def test_rows_are_those_of_this_machine_also_when_a_worker_is_killed(cluster, tm
     assert execute_all(runs, tmp_path / "away", limits=LIMITS) == away  # nothing is left to run
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_planners_run_on_a_cluster_and_their_misbehaviour_is_a_row(cluster, tmp_path):
     from test_planners_run import RAISED, odd, outcomes
     from test_planners_run import run as run_planners

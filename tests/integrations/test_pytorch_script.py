@@ -175,7 +175,7 @@ def test_a_pipeline_keeps_the_buffers_that_its_plan_counts(write):
         }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_losses_are_those_of_one_process(write):
     """Data parallelism, sharded or not, tensor parallelism and pipelines, with accumulation and recomputation."""
     one = write(microbatch=16, dp_shard=1)[0]
@@ -238,11 +238,8 @@ SPREAD_OTHERWISE = [
 ]
 
 
-@pytest.mark.parametrize(
-    "plans",
-    [pytest.param(SPREAD, marks=pytest.mark.slow), pytest.param(SPREAD_OTHERWISE, marks=pytest.mark.long)],
-    ids=["few", "others"],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("plans", [SPREAD, SPREAD_OTHERWISE], ids=["few", "others"])
 def test_losses_of_transformers_models_are_those_of_one_process(write, plans):
     """Tensor, expert and pipeline parallelism beside sharding, in float32: the scripts with one line changed."""
     pytest.importorskip("transformers")
@@ -477,7 +474,7 @@ def test_scripts_of_transformers_models_with_every_part_are_short(write):
 TABLE = "self.register_buffer('table', torch.randn(8, 32))\n        self.head ="
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stages_of_a_model_that_mixes_other_tensors_in(write, tmp_path):
     """What other stages compute is on ``meta``; so is what they mix with buffers, or with what they make themselves."""
     assert "TorchFunctionMode" not in write(2, pp=2, dp_shard=2)[0].read_text()

@@ -75,6 +75,7 @@ CHOICES = [
     Choice(Mesh({"dp_shard": 8}), 2, "full", reshard="never"),
     Choice(Mesh({"pp": 2, "dp_shard": 4}), 2, "full", "interleaved", 4, reshard="never"),
 ]
+TWENTY_SECONDS = {CHOICES[3]: pytest.mark.long, CHOICES[5]: pytest.mark.slow}  # each captures stages of its own
 
 
 def test_a_plan_that_was_tried_is_not_advised(job, evaluator):
@@ -108,7 +109,7 @@ def test_what_no_plan_can_hold_is_known_before_any_simulation(job, evaluator):
     assert found is not None and found.overflow_bytes and not found.fits and found.choice == choice
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("choice", [pytest.param(it, id=str(it), marks=TWENTY_SECONDS.get(it, ())) for it in CHOICES])
 def test_estimates_are_close_to_the_simulation(choice, evaluator):
     guess, exact = estimate(evaluator, choice), evaluator.outcome(choice, always=True)
     # Fused kernels leave little of so small a model beside what an interleaved pipeline adds: sends and idle time.

@@ -209,7 +209,10 @@ MUTANTS = {
         ("order[new], rank[op] = op, new", "order[new] = op"),
         ("if home == away or not moves.allowed[away, pivot]:", "if home == away:"),
         ("late.tried_devices[windows.ops[index]] = windows.targets[index]", "pass"),
-        ("if judge(inputs, moves, late, run):\n            rebase(late, run, windows)", "judge(inputs, moves, late, run)"),
+        (
+            "if judge(inputs, moves, late, run):\n            rebase(late, run, windows)",
+            "judge(inputs, moves, late, run)",
+        ),
     ],
     ("simdev/sim/kernels/base_run.py", MOVES): [
         ("channel_end, row * EVERY, number)", "channel_end, number, number)"),

@@ -12,6 +12,8 @@ import typer
 from simdev.cli import completion
 from simdev.errors import InvalidInput
 
+EVALUATIONS = 200  # of a placer that a command runs once
+
 
 class Engine(StrEnum):
     fast = "fast"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import sys
+
 from simdev.errors import InvalidInput
 
 
@@ -17,13 +20,15 @@ def build_problem(graph, topology, order="fifo", contention="fifo", runtime="dat
     return Problem.build(registry.load_workload(graph), load_topology(topology), model, rules)
 
 
-def run_placer(problem, entry: str | None, evaluations: int, seed: int, **more):
-    """The placement that the placer ``entry``, with ``more`` parameters, finds within ``evaluations`` simulations."""
+def run_placer(problem, entry: str | None, evaluations: float, seed: int, seconds: float = math.inf, **more):
+    """The placement that the placer ``entry``, with ``more`` parameters, finds within ``evaluations`` simulations and
+    ``seconds``. Ctrl-C ends the search and answers with the best placement so far."""
     import numpy as np
 
     from simdev.analysis.feasible import check_feasible
     from simdev.placers import registry
     from simdev.placers.budget import Budget
+    from simdev.problem.placement import Placement
 
     if entry is None:
         raise InvalidInput("missing", source="--placer")
@@ -32,8 +37,14 @@ def run_placer(problem, entry: str | None, evaluations: int, seed: int, **more):
             raise InvalidInput(f"{number} is negative", source=option)
     spec, params = registry.find_placer(entry)
     check_feasible(problem)
-    budget = Budget(problem, evaluations=evaluations)
-    return spec.place(problem, rng=np.random.default_rng(seed), budget=budget, **{**params, **more})
+    budget = Budget(problem, evaluations=evaluations, seconds=seconds)
+    try:
+        return spec.place(problem, rng=np.random.default_rng(seed), budget=budget, **{**params, **more})
+    except KeyboardInterrupt:
+        if budget.best is None:
+            raise
+        print(f"simdev: interrupted after {budget.used} evaluations; the best placement so far", file=sys.stderr)
+        return Placement(budget.best, budget.best_priority)
 
 
 def graph_figures(graph, out) -> tuple[dict, str]:

@@ -106,12 +106,14 @@ def test_what_is_tried_is_what_is_accepted_between_two_moves(order, seed):
 
 
 @pytest.mark.parametrize(
-    "step_ns, overflow, kept", [(100, 0, True), (105, 0, True), (110, 0, True), (111, 0, False), (50, 1, False)]
+    "step_ns, overflow, ago, kept",
+    [(100, 0, 110, True), (105, 0, 110, True), (110, 0, 110, True), (111, 0, 110, False), (50, 1, 110, False)]
+    + [(103, 0, 101, True), (106, 0, 101, False)],
 )
-def test_a_move_is_kept_if_it_is_no_worse_than_now_or_than_some_moves_ago(step_ns, overflow, kept):
-    """The present placement costs 105, and the one two moves ago cost 110; what does not fit costs more."""
+def test_a_move_is_kept_if_it_is_no_worse_than_now_or_than_some_moves_ago(step_ns, overflow, ago, kept):
+    """The present placement costs 105, the one two moves ago ``ago``; what does not fit costs more."""
     found = walk(drawn(4, "fifo"))
-    state = found.late._replace(history=np.array([110, 107]))
+    state = found.late._replace(history=np.array([ago, 107]))
     state.state[[kernels.STEP, kernels.COST, kernels.BEST]] = 4, 105, 104
     assert kernels.draw_move(late.problem_arrays(found.problem), found.moves, state)
     before, tried = state.devices.copy(), state.tried_devices.copy()
@@ -120,7 +122,7 @@ def test_a_move_is_kept_if_it_is_no_worse_than_now_or_than_some_moves_ago(step_n
     assert (state.devices == (tried if kept else before)).all() and (state.tried_devices == state.devices).all()
     cost = step_ns if kept else 105
     assert state.state[[kernels.STEP, kernels.COST, kernels.BEST]].tolist() == [5, cost, min(cost, 104)]
-    assert state.history.tolist() == [min(110, cost), 107]
+    assert state.history.tolist() == [min(ago, cost), 107]
 
 
 def test_placements_that_do_not_fit_are_left_by_the_bytes_that_they_lack():

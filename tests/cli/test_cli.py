@@ -193,6 +193,35 @@ def test_the_order_of_ready_ops_is_no_policy(simdev, graph, tmp_path, monkeypatc
     assert_refused(simdev("place", graph, "p100x2", "--policy", "fifo", "-p", "single-gpu"), "--placer or --policy")
 
 
+ENDLESS = """
+from simdev import Placement, placer
+@placer('endless', version=1, family='mine', searches=True, defaults={'stops': -1})
+def endless(problem, *, rng, budget, stops):
+    "On the host, then on the first GPU, until the budget ends or the user stops it."
+    best = None
+    while budget.open:
+        if budget.used == stops:
+            raise KeyboardInterrupt
+        best = [1 if budget.used else 0] * problem.graph.n_ops
+        budget.evaluate(best)
+    return Placement(best)
+"""
+
+
+def test_seconds_end_a_search_and_an_interrupt_answers_with_its_best(simdev, graph, tmp_path):
+    mine, out = tmp_path / "mine.py", tmp_path / "found.json"
+    mine.write_text(ENDLESS)
+    one = simdev("place", graph, "p100x2", "-p", "single-gpu", "--json")
+    code, found, errors = simdev("place", graph, "p100x2", "-p", f"{mine}:endless", "--seconds", "0.2", "--json")
+    assert (code, errors) == (0, "") and json.loads(found)["step_ns"] == json.loads(one[1])["step_ns"]
+    stopped = ("place", graph, "p100x2", "--json", "-p")
+    code, found, errors = simdev(*stopped, f"{mine}:endless[stops=2]", "-o", out)
+    assert (code, errors) == (0, "simdev: interrupted after 2 evaluations; the best placement so far\n")
+    assert json.loads(found)["step_ns"] == json.loads(one[1])["step_ns"] and out.is_file()
+    assert simdev(*stopped, f"{mine}:endless[stops=0]")[0] == 130
+    assert_refused(simdev(*stopped, "single-gpu", "--seconds", "0"), "--seconds", "not positive")
+
+
 def test_place_then_simulate_with_both_engines(simdev, graph, tmp_path):
     placed = tmp_path / "placed.json"
     code, out, _ = simdev("place", graph, "p100x2", "-p", "single-gpu", "-o", placed)

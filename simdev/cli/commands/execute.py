@@ -9,6 +9,7 @@ import typer
 
 from simdev.cli.app import REAL, command
 from simdev.cli.options import (
+    EVALUATIONS,
     JsonOption,
     MachineArgument,
     Order,
@@ -75,7 +76,7 @@ def execute(
     program = load_program(step, small=small, seed=seed)
     costs = profile_costs(program, topology, repeats)
     problem = measured_problem(program, topology, costs, order)
-    found = Placement.load(placement, problem) if placement else run_placer(problem, placer, 200, seed)
+    found = Placement.load(placement, problem) if placement else run_placer(problem, placer, EVALUATIONS, seed)
     report, measured, simulated = execute_placement(program, problem, found, repeats)
     if trace is not None:
         write_trace_of_both(trace, problem, found, measured, simulated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -11,6 +12,7 @@ import typer
 from simdev.cli import completion
 from simdev.cli.app import command
 from simdev.cli.options import (
+    EVALUATIONS,
     Contention,
     ContentionOption,
     CostsOption,
@@ -22,6 +24,7 @@ from simdev.cli.options import (
     Runtime,
     RuntimeOption,
     in_a_folder,
+    positive,
 )
 from simdev.cli.problems import build_problem, run_placer
 from simdev.cli.tables import print_schedule
@@ -42,7 +45,13 @@ def place(
     contention: ContentionOption = Contention.fifo,
     runtime: RuntimeOption = Runtime.dataflow,
     costs: CostsOption = None,
-    evaluations: Annotated[int, typer.Option(help="Simulations that the placer may spend.")] = 200,
+    evaluations: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Simulations that it may spend (default: {EVALUATIONS}, or no limit with --seconds)."
+        ),
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="Seconds that it may spend.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the placer.")] = 0,
     machine: Annotated[
         str | None, typer.Option("--topology", "-t", help="The same as TOPOLOGY.", autocompletion=completion.machines)
@@ -53,7 +62,7 @@ def place(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run one placer or policy and write its placement.
+    """Run one placer or policy and write its placement. Ctrl-C ends a search, and writes the best one so far.
 
     The first evaluation of a policy is its most probable placement, with --evaluations 1 the only one; further
     evaluations fine-tune the policy on this graph.
@@ -70,7 +79,11 @@ def place(
     if topology is None:
         raise InvalidInput("missing", source="TOPOLOGY")
     problem = build_problem(graph, topology, order, contention, runtime, costs)
-    found = run_placer(problem, placer, evaluations, seed, **({} if policy is None else {"policy": str(policy)}))
+    seconds = positive(seconds, "--seconds") or math.inf
+    if evaluations is None:
+        evaluations = EVALUATIONS if seconds == math.inf else math.inf
+    given = {} if policy is None else {"policy": str(policy)}
+    found = run_placer(problem, placer, evaluations, seed, seconds, **given)
     if out is not None:
         found.save(out, problem)
     print_schedule(problem, found, sim.simulate(problem, found), as_json)

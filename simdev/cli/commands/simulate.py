@@ -10,6 +10,7 @@ import typer
 
 from simdev.cli.app import command
 from simdev.cli.options import (
+    EVALUATIONS,
     Contention,
     ContentionOption,
     CostsOption,
@@ -39,7 +40,7 @@ def simulate(
     contention: ContentionOption = Contention.fifo,
     runtime: RuntimeOption = Runtime.dataflow,
     costs: CostsOption = None,
-    evaluations: Annotated[int, typer.Option(help="Simulations that the placer may spend.")] = 200,
+    evaluations: Annotated[int, typer.Option(help="Simulations that the placer may spend.")] = EVALUATIONS,
     seed: Annotated[int, typer.Option(help="Seed of the placer.")] = 0,
     physics: Annotated[
         str | None, typer.Option(help="Time it by the rules of: placeto, baechi, load, ideal-links.")

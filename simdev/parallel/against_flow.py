@@ -16,6 +16,7 @@ from simdev.problem.costs import FREE_KINDS
 from simdev.problem.graph import PHASES
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
+from simdev.sim.unroll import stage_devices
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def ops_against_flow(problem: Problem, placement: Placement, stages: tuple[int, 
     graph = problem.graph
     place = np.full(problem.topology.n_devices, -1)
     place[list(stages)] = np.arange(len(stages))
-    stage = place[placement.devices]
+    stage = place[stage_devices(placement)]
     free = np.array([kind in FREE_KINDS for kind in graph.kinds])[graph.op_kind]
     source, target = graph.edge_source, graph.consumers
     both = (

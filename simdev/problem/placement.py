@@ -25,26 +25,39 @@ class Placement:
     under the order ``priority``: of the ready ops, the one with the highest priority runs first.
 
     ``replica_of`` int32 ``(D,)``, or None, matters only in pipelines of microbatches (R10): a device ``d`` with
-    ``replica_of[d] != d`` is a replica of that other device. It holds a copy of all ops there and takes its share of
-    the microbatches; ``devices`` does not name it. Raises :class:`InvalidInput` unless all hold whole numbers.
+    ``replica_of[d] != d`` is a replica of that other device. It holds a copy of the ops there and takes its share of
+    the microbatches. ``replicated`` bool ``(n,)`` says of which ops there are copies; an op without copies runs for all
+    microbatches on the device that ``devices`` names, which may be a replica. None: all ops on a device with replicas
+    have copies. Raises :class:`InvalidInput` unless all hold whole numbers, ``replicated`` of 0 and 1.
     """
 
     devices: np.ndarray
     priority: np.ndarray | None = None
     replica_of: np.ndarray | None = None
+    replicated: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for name, dtype in (("devices", np.int32), ("priority", np.int64), ("replica_of", np.int32)):
+        kinds: dict[str, type[np.integer]] = {
+            "devices": np.int32,
+            "priority": np.int64,
+            "replica_of": np.int32,
+            "replicated": np.int8,
+        }
+        for name, dtype in kinds.items():
             values = getattr(self, name)
             if values is None:
                 continue
             array = np.asarray(values)
+            if name == "replicated" and array.dtype == bool:
+                array = array.astype(dtype)
             if array.ndim != 1 or array.dtype.kind not in "iu":
                 what = "device" if name == "replica_of" else "op"
                 raise InvalidInput(f"expected one whole number per {what}", source="placement", field=name)
             if array.size and not np.iinfo(dtype).min <= int(array.min()) <= int(array.max()) <= np.iinfo(dtype).max:
                 raise InvalidInput(f"a number does not fit {np.dtype(dtype)}", source="placement", field=name)
-            array = array.astype(dtype)
+            if name == "replicated" and array.size and not 0 <= int(array.min()) <= int(array.max()) <= 1:
+                raise InvalidInput("a number is neither 0 nor 1", source="placement", field=name)
+            array = array.astype(bool if name == "replicated" else dtype)
             array.setflags(write=False)
             object.__setattr__(self, name, array)
 
@@ -55,20 +68,28 @@ class Placement:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 (hex, 16 characters) of the devices, priorities and replicas."""
+        """SHA-256 (hex, 16 characters) of all that the placement says."""
         digest = hashlib.sha256(self.devices.tobytes())
         if self.priority is not None:
             digest.update(self.priority.tobytes())
         if self.replica_of is not None:
             digest.update(b"replica_of" + self.replica_of.tobytes())
+        if self.replicated is not None:
+            digest.update(b"replicated" + self.replicated.tobytes())
         return digest.hexdigest()[:16]
+
+    @cached_property
+    def has_copies(self) -> np.ndarray:
+        """bool ``(n,)``: the ops of which replicas hold copies, if their device has replicas."""
+        every = np.ones(len(self.devices), bool) if self.replicated is None else self.replicated
+        return every if self.replica_of is not None else np.zeros(len(self.devices), bool)
 
     def check(self, problem: Problem, *, source: object = "placement") -> None:
         """Raise :class:`InvalidInput` unless every op is on a device that exists and supports it, colocated ops share
         a device, and every tensor that must travel has a route."""
         graph, topology, costs = problem.graph, problem.topology, problem.costs
         devices = self.devices
-        for name in ("devices", "priority"):
+        for name in ("devices", "priority", "replicated"):
             values = getattr(self, name)
             if values is not None and len(values) != graph.n_ops:
                 raise InvalidInput(f"length {len(values)}, expected {graph.n_ops}", source=source, field=name)
@@ -108,10 +129,15 @@ class Placement:
             )
         if self.replica_of is not None:
             self._check_replicas(problem, source)
+        elif self.replicated is not None:
+            raise InvalidInput(
+                "says which ops have copies, but there are no replicas", source=source, field="replicated"
+            )
 
     def _check_replicas(self, problem: Problem, source: object) -> None:
-        """Each replica must be free for all ops of its original, and have a route to wherever its original has one."""
-        topology, costs, of = problem.topology, problem.costs, self.replica_of
+        """Each replica must have kernels for the ops that it copies and routes to all devices in use; ops that are
+        placed on it, and whole colocation groups, have no copies or all."""
+        graph, topology, costs, of = problem.graph, problem.topology, problem.costs, self.replica_of
         assert of is not None
 
         def fail(message: str) -> NoReturn:
@@ -126,13 +152,20 @@ class Placement:
             name, original = topology.devices[replica].name, int(of[replica])
             if of[original] != original:
                 fail(f"{name!r} is a replica of {topology.devices[original].name!r}, which is a replica itself")
-            if (self.devices == replica).any():
-                fail(f"{name!r} is a replica, but ops are placed on it")
-            mine = np.flatnonzero(self.devices == original)
+            if (self.has_copies & (self.devices == replica)).any():
+                fail(f"{name!r} is a replica, but ops with copies are placed on it")
+            mine = np.flatnonzero(self.has_copies & (self.devices == original))
             missing = mine[costs.op_ns[costs.device_row[replica], mine] < 0]
             if len(missing):
-                fail(f"op {problem.graph.op_names[missing[0]]!r} has no kernel on {name!r}")
-        used = np.flatnonzero(np.isin(of, np.unique(self.devices)))
+                fail(f"op {graph.op_names[missing[0]]!r} has no kernel on {name!r}")
+        copies = np.zeros(graph.n_units, bool)
+        copies[graph.unit_of_op[::-1]] = self.has_copies[::-1]
+        bad = np.flatnonzero(copies[graph.unit_of_op] != self.has_copies)
+        if len(bad):
+            name = graph.op_names[bad[0]]
+            raise InvalidInput(f"op {name!r} differs from its colocation group", source=source, field="replicated")
+        holds = np.isin(np.arange(len(of)), self.devices)
+        used = np.flatnonzero(holds | np.isin(of, np.unique(self.devices[self.has_copies])))
         apart = (costs.pair_class[np.ix_(used, used)] < 0) & ~np.eye(len(used), dtype=bool)
         if len(replicas) and apart.any():
             one, other = (topology.devices[used[end[0]]].name for end in np.nonzero(apart))
@@ -151,6 +184,8 @@ class Placement:
             document["priority"] = self.priority.tolist()
         if self.replica_of is not None:
             document["replica_of"] = self.replica_of.tolist()
+        if self.replicated is not None:
+            document["replicated"] = self.replicated.astype(int).tolist()
         return json.dumps(document) + "\n"
 
     def save(self, path: str | os.PathLike, problem: Problem) -> None:
@@ -182,7 +217,8 @@ class Placement:
         if not isinstance(names, list):
             raise InvalidInput("expected a list or an object", source=path, field="devices")
         devices = [_device_number(value, problem, path) for value in names]
-        more = {name: document[name] for name in ("priority", "replica_of") if document.get(name) is not None}
+        names = ("priority", "replica_of", "replicated")
+        more = {name: document[name] for name in names if document.get(name) is not None}
         for name, values in more.items():
             if not (isinstance(values, list) and all(type(value) is int for value in values)):
                 raise InvalidInput("expected a list of whole numbers", source=path, field=name)

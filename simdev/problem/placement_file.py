@@ -33,7 +33,7 @@ from simdev.problem.placement import Placement
 FILE = "placements.jsonl"
 NAME = re.compile(r"[0-9a-f]{1,64}")  # nothing else becomes a path
 HEAD = re.compile(rb'\{"hash": "([0-9a-f]{16})", ')
-ARRAYS = ("devices", "priority", "replica_of")
+ARRAYS = ("devices", "priority", "replica_of", "replicated")
 DTYPES = re.compile(r"[<|][iu][1248]")
 MAX_OPS = 1 << 24
 LONGEST_LINE = 8 << 20
@@ -70,7 +70,7 @@ def stored_placement(folder: str | os.PathLike, key: str) -> Placement:
     path = placement_file(folder, key)
     arrays = _read_line(_packed(folder)[key], path) if path.name == FILE else read_npz(path)
     if "devices" not in arrays or set(arrays) - set(ARRAYS):
-        raise InvalidInput("expected 'devices' and perhaps 'priority' and 'replica_of'", source=path)
+        raise InvalidInput(f"expected 'devices' and perhaps {', '.join(ARRAYS[1:])}", source=path)
     try:
         placement = Placement(**arrays)
     except InvalidInput as error:

@@ -9,6 +9,7 @@ waits for this op. The replicas of a stage take the microbatches in turn, and ad
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ from simdev.problem.graph import ComputationGraph
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 from simdev.sim.schedule import Schedule
-from simdev.sim.unroll import BACKWARD, FORWARD, UnrolledPipeline, teams_of, unroll
+from simdev.sim.unroll import BACKWARD, FORWARD, UnrolledPipeline, stage_devices, teams_of, unroll
 
 ORDERS = ("gpipe", "1f1b")
 
@@ -68,7 +69,7 @@ def simulate_pipeline(
     Under ``gpipe`` (Huang et al. 2019), each device does all forward work before any backward work. Under ``1f1b``
     (Narayanan et al. 2019), backward work comes first, and at most ``S - s`` microbatches are in progress on stage
     ``s`` of ``S``. The stages are the devices with forward and backward work (without backward work in the graph: with
-    forward work), in the order of their first forward op. A stage with ``r - 1`` replicas
+    forward work), each with its replicas, in the order of their first forward op. A stage with ``r - 1`` replicas
     (:attr:`Placement.replica_of`) takes the microbatches in turn on its ``r`` devices; under ``1f1b``, at most
     ``w / r`` (rounded up) are then in progress on each, where ``w`` devices belong to this and later stages. Raises
     :class:`InvalidInput` for fewer than one microbatch, the runtime ``eager``, or a graph in which forward work waits
@@ -83,16 +84,18 @@ def simulate_pipeline(
     if problem.rules.runtime != "dataflow":
         raise InvalidInput("pipelines need the runtime 'dataflow'", source="rules", field="runtime")
     placement.check(problem)
-    stages = _stages(problem.graph, placement.devices)
+    stages = _stages(problem.graph, stage_devices(placement))
     run = unroll(problem, placement, int(microbatches), order, stages)
     schedule = simulate(run.problem, run.placement, engine=engine)
     teams = teams_of(placement, problem.topology.n_devices, int(microbatches))
-    used = [device for stage in stages for device in teams[stage].tolist()]
+    holders = placement.devices[np.isin(stage_devices(placement), stages)]
+    used = np.unique([*holders, *(device for stage in stages for device in teams[stage])]).astype(int)
     busy = schedule.busy_ns(run.placement.devices, problem.topology.n_devices)[used].sum()
     slot_ns = schedule.step_ns * problem.topology.slots[used].sum()
-    period = int(np.lcm.reduce([len(teams[device]) for device in np.unique(placement.devices)]))
+    shared = np.unique(placement.devices[placement.has_copies])
+    period = math.lcm(*(len(teams[device]) for device in shared))
     apart = _steady_ns(schedule, run, int(microbatches), order, period)
-    load = float(_load_ns(problem, placement.devices, teams).max(initial=0.0))
+    load = float(_load_ns(problem, placement, teams).max(initial=0.0))
     exchange_ns = _exchange_ns(schedule, run)
     return PipelineReport(
         total_ns=schedule.step_ns,
@@ -122,11 +125,15 @@ def _is_free(graph: ComputationGraph) -> np.ndarray:
     return np.array([kind in FREE_KINDS for kind in graph.kinds])[graph.op_kind]
 
 
-def _load_ns(problem: Problem, devices: np.ndarray, teams: list[np.ndarray]) -> np.ndarray:
-    """float ``(D,)``: work of one microbatch per slot of each device; the devices of a team share it equally."""
+def _load_ns(problem: Problem, placement: Placement, teams: list[np.ndarray]) -> np.ndarray:
+    """float ``(D,)``: work of one microbatch per slot of each device; the devices of a team share that of ops with
+    copies equally."""
     durations, load = each_microbatch_ns(problem), np.zeros(problem.topology.n_devices)
-    for first in np.unique(devices).tolist():
-        load[teams[first]] = durations[teams[first]][:, devices == first].sum(axis=1) / len(teams[first])
+    for first in np.unique(placement.devices).tolist():
+        mine = placement.devices == first
+        team, shared = teams[first], mine & placement.has_copies
+        load[team] += durations[team][:, shared].sum(axis=1) / len(team)
+        load[first] += durations[first, mine & ~shared].sum()
     return load / problem.topology.slots
 
 

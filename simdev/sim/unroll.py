@@ -2,7 +2,7 @@
 
 Blocks of ops are appended with a sort key each; the keys make a topological order without a search. A *team* is a
 device with its replicas, a device alone if there are none. Microbatch ``m`` runs on member ``m % r`` of a team of
-``r``. Ops that exist once have a copy on every member.
+``r``. Ops that exist once have a copy on every member. An op without copies is on a team of its device alone.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ def teams_of(placement: Placement, n_devices: int, microbatches: int) -> list[np
     ]
 
 
+def stage_devices(placement: Placement) -> np.ndarray:
+    """int ``(n,)``: the device after which the stage of each op is called. A device and its replicas are one stage."""
+    return placement.devices if placement.replica_of is None else placement.replica_of[placement.devices]
+
+
 def unroll(
     problem: Problem, placement: Placement, microbatches: int, order: str, stages: tuple[int, ...]
 ) -> UnrolledPipeline:
@@ -70,7 +75,8 @@ class _Parts:
         self.problem, self.graph, self.order, self.count = problem, problem.graph, order, microbatches
         graph, self.home = problem.graph, placement.devices
         self.teams = teams_of(placement, problem.topology.n_devices, microbatches)
-        self.width = np.array([len(team) for team in self.teams])[self.home]  # of each op's team
+        self.copies, self.stage = placement.has_copies, stage_devices(placement)
+        self.width = np.where(self.copies, np.array([len(team) for team in self.teams])[self.home], 1)  # of op's teams
         self.member = np.zeros((len(self.teams), max(map(len, self.teams))), np.int64)
         for device, team in enumerate(self.teams):
             self.member[device, : len(team)] = team
@@ -101,6 +107,10 @@ class _Parts:
             )
 
     # -- blocks ---------------------------------------------------------------------------------------------------
+
+    def _device(self, op, index) -> np.ndarray:
+        """The device of copy ``index`` of an op."""
+        return np.where(self.copies[op], self.member[self.home[op], index], self.home[op])
 
     def _add_ops(self, op, microbatch, device, key, names, *, phase=FORWARD, exchange=False) -> np.ndarray:
         """Handles of a block of ops. ``op`` is -1 for barriers; ``key`` ``(3, k)`` sorts all ops."""
@@ -138,7 +148,7 @@ class _Parts:
         op, m = np.tile(moving, self.count), np.repeat(every, len(moving))
         base = [graph.op_names[i] for i in moving.tolist()]
         names = [name + number for number in (f"#{m}" for m in every) for name in base]
-        device = self.member[self.home[op], m % self.width[op]]
+        device = self._device(op, m % self.width[op])
         phase = graph.op_phase[op]
         self.of[:, moving] = self._add_ops(op, m, device, (*self._turn(m, phase), op), names, phase=phase).reshape(
             self.count, -1
@@ -153,7 +163,7 @@ class _Parts:
         given = self.graph.op_names
         names = [given[i] if j == 0 else f"{given[i]}~{j}" for i, j in zip(op, index, strict=True)]
         phase = self.graph.op_phase[op]
-        handles = self._add_ops(op, -1, self.member[self.home[op], index], (key, op, index), names, phase=phase)
+        handles = self._add_ops(op, -1, self._device(op, index), (key, op, index), names, phase=phase)
         self.first[ops] = handles[np.cumsum(width) - width]
 
     def _copy_tensors(self) -> None:
@@ -192,7 +202,7 @@ class _Parts:
     def _ends(self, device: int, phase: int) -> tuple[np.ndarray, np.ndarray]:
         """The first and last ops of a phase on a stage: those without a predecessor, or successor, in the same set."""
         graph = self.graph
-        inside = ~self.once & (self.home == device) & (graph.op_phase == phase)
+        inside = ~self.once & (self.stage == device) & (graph.op_phase == phase)
         source, target = graph.edge_source, graph.consumers
         both = inside[source] & inside[target]
         first, last = inside.copy(), inside.copy()
@@ -259,7 +269,7 @@ class _Parts:
         m = np.arange(width, self.count)
         key = (*self._turn(m, BACKWARD, 1), gradient)
         names = [f"{name}#{number}/accumulate" for number in m]
-        added = self._add_ops(-1, m, self.member[self.home[maker], m % width], key, names, phase=BACKWARD)
+        added = self._add_ops(-1, m, self._device(maker, m % width), key, names, phase=BACKWARD)
         self.edges += [(self.tensor[m % width, gradient], added), (self.tensor[m, gradient], added)]
         if width > 1:
             self._exchange(gradient, width, added, m % width, readers)

@@ -144,8 +144,36 @@ def test_replicas_are_stored_and_hashed(tmp_path):
     p = drawn_problem(chain(4), machine(3), [1])
     plain, copied = Placement(np.array([0])), Placement(np.array([0]), replica_of=np.array([0, 0, 2]))
     assert copied.hash != plain.hash
-    copied.save(tmp_path / "mine.json", p)
-    assert Placement.load(tmp_path / "mine.json", p).hash == copied.hash
+    partly = Placement(copied.devices, replica_of=copied.replica_of, replicated=np.array([False]))
+    assert len({plain.hash, copied.hash, partly.hash}) == 3
+    for placement in (copied, partly):
+        placement.save(tmp_path / "mine.json", p)
+        assert Placement.load(tmp_path / "mine.json", p).hash == placement.hash
+
+
+def test_an_op_without_copies_may_be_on_a_replica():
+    b = GraphBuilder("pair")
+    x = b.op("x", "op", outputs=[4], group="both")
+    b.op("y", "op", inputs=b.outputs(x), group="both")
+    b.op("z", "op", inputs=b.outputs(x))
+    p = drawn_problem(b, machine(3), [1, 1, 1])
+    of = np.array([0, 0, 2])
+
+    def placed(*devices, replicated):
+        return Placement(np.array(devices), replica_of=of, replicated=np.array(replicated))
+
+    placed(0, 0, 1, replicated=[1, 1, 0]).check(p)
+    placed(1, 1, 0, replicated=[False, False, True]).check(p)
+    with pytest.raises(InvalidInput, match="replica_of: 'd1' is a replica, but ops with copies are placed on it"):
+        placed(1, 1, 0, replicated=[0, 1, 1]).check(p)
+    with pytest.raises(InvalidInput, match="replicated: op 'y' differs from its colocation group"):
+        placed(0, 0, 0, replicated=[1, 0, 1]).check(p)
+    with pytest.raises(InvalidInput, match="replicated: length 2, expected 3"):
+        placed(0, 0, 0, replicated=[1, 0]).check(p)
+    with pytest.raises(InvalidInput, match="replicated: a number is neither 0 nor 1"):
+        placed(0, 0, 0, replicated=[1, 0, 2])
+    with pytest.raises(InvalidInput, match="replicated: says which ops have copies, but there are no replicas"):
+        Placement(np.zeros(3, int), replicated=np.ones(3, bool)).check(p)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +182,7 @@ def test_replicas_are_stored_and_hashed(tmp_path):
         ([0, 0], "length 2, expected 3"),
         ([0, 1, 5], "names a device that"),
         ([0, 0, 1], "which is a replica itself"),
-        ([1, 1, 2], "ops are placed on it"),
+        ([1, 1, 2], "ops with copies are placed on it"),
     ],
 )
 def test_impossible_replicas_are_refused(of, message):
@@ -170,6 +198,7 @@ PLACEMENTS = [
     Placement(np.array([0, 1, 1, 300])),
     Placement(np.array([0, 0, 1]), np.array([5, -(1 << 40), 0])),
     Placement(np.array([0, 2]), None, np.array([0, 0, 2])),
+    Placement(np.array([0, 1]), None, np.array([0, 0, 2]), np.array([True, False])),
     Placement(np.zeros(0, int)),
 ]
 KEYS = [placement.hash for placement in PLACEMENTS]

@@ -277,6 +277,9 @@ class Pipeline:
         self.reads = [[t for t in range(len(self.producer)) if v in self.readers[t]] for v in range(self.graph.n_ops)]
         self.replica_of = placement.replica_of
         self.teams = [self._team(d) for d in range(problem.topology.n_devices)]
+        copied = [True] * len(self.home) if placement.replicated is None else placement.replicated.tolist()
+        self.team_of = [self.teams[d] if copies else [d] for d, copies in zip(self.home, copied, strict=True)]
+        self.stage_of = self.home if self.replica_of is None else [int(self.replica_of[d]) for d in self.home]
         self.given = [self._is_given(v) for v in range(self.graph.n_ops)]
         self.is_update = [self.phase[v] == UPDATE and not self.given[v] for v in range(self.graph.n_ops)]
         self.ops, self.copy = [], {}  # copy: (op, microbatch) or (op, "once", number)
@@ -306,7 +309,7 @@ class Pipeline:
 
     def _copies(self):
         for v in range(self.graph.n_ops):
-            team = self.teams[self.home[v]]
+            team = self.team_of[v]
             if self._once(v):
                 for j, device in enumerate(team):
                     self.copy[v, "once", j] = self._add((0 if self.given[v] else 9, v, j), device, v)
@@ -326,7 +329,7 @@ class Pipeline:
         """Tensor ``t`` as microbatch ``m``, or copy ``m`` of an update, reads it."""
         v = self.producer[t]
         number = self.outputs[v].index(t)
-        key = (v, "once", m % len(self.teams[self.home[v]])) if self._once(v) else (v, m)
+        key = (v, "once", m % len(self.team_of[v])) if self._once(v) else (v, m)
         return self.copy[key].tensors[number]
 
     def _reads(self):
@@ -348,7 +351,7 @@ class Pipeline:
             if self._once(maker) or not updates:
                 continue
             waiting = [op for key, op in self.copy.items() if op.of in updates]
-            team = self.teams[self.home[maker]]
+            team = self.team_of[maker]
             mine = [self._tensor(t, m) for m in range(self.count)]
             if self.graph.tensor_bytes[t] == 0:
                 for tensor in mine:
@@ -390,14 +393,14 @@ class Pipeline:
     # -- stages and barriers ---------------------------------------------------------------------------------------
     def _stages(self):
         work = [v for v in range(self.graph.n_ops) if self.kind[v] not in NOT_WORK]
-        forward = [self.home[v] for v in work if self.phase[v] == FORWARD]
-        backward = {self.home[v] for v in work if self.phase[v] == BACKWARD}
+        forward = [self.stage_of[v] for v in work if self.phase[v] == FORWARD]
+        backward = {self.stage_of[v] for v in work if self.phase[v] == BACKWARD}
         stages = list(dict.fromkeys(forward))
         return [d for d in stages if d in backward] if backward else stages
 
     def _ends(self, stage, phase):
         """The first and the last ops of a phase on a stage."""
-        here = [v for v in range(self.graph.n_ops) if self.home[v] == stage and self.phase[v] == phase]
+        here = [v for v in range(self.graph.n_ops) if self.stage_of[v] == stage and self.phase[v] == phase]
         here = [v for v in here if not self._once(v)]
         first = [v for v in here if not any(self.producer[t] in here for t in self.reads[v])]
         last = [v for v in here if not any(reader in here for t in self.outputs[v] for reader in self.readers[t])]
@@ -475,7 +478,7 @@ class Pipeline:
     def _held(self, op):
         if op.of < 0:
             return 0
-        first = op.microbatch < len(self.teams[self.home[op.of]])
+        first = op.microbatch < len(self.team_of[op.of])
         return int(self.graph.op_persistent_bytes[op.of]) if first else 0
 
     def _send_ns(self, row, tensor):
@@ -532,7 +535,7 @@ def _distance(pipeline, schedule, ends):
     if count < 3:
         return Fraction(schedule["step_ns"])
     half = count - 1 - count // 2
-    period = lcm(*(len(pipeline.teams[d]) for d in pipeline.home))
+    period = lcm(*map(len, pipeline.team_of))
     h = half - half % period or half
     per = {part: Fraction(done[count - 1] - done[count - 1 - h], h) for part, done in ends.items()}
     if not any(ends[BACKWARD]):
@@ -541,11 +544,10 @@ def _distance(pipeline, schedule, ends):
 
 
 def _load(pipeline):
-    loads, costs, slots = [], pipeline.problem.costs, pipeline.problem.topology.slots
-    for first in set(pipeline.home):
-        team = pipeline.teams[first]
-        mine = [v for v in range(pipeline.graph.n_ops) if pipeline.home[v] == first and not pipeline._once(v)]
-        for device in team:
-            work = sum(int(costs.op_ns[costs.device_row[device]][v]) for v in mine)
-            loads.append(Fraction(work, len(team) * int(slots[device])))
+    costs, slots = pipeline.problem.costs, pipeline.problem.topology.slots
+    loads = [Fraction(0)] * len(slots)
+    for v, team in enumerate(pipeline.team_of):
+        for device in team if not pipeline._once(v) else ():
+            work = int(costs.op_ns[costs.device_row[device]][v])
+            loads[device] += Fraction(work, len(team) * int(slots[device]))
     return max(loads)

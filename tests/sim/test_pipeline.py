@@ -237,6 +237,36 @@ def test_replicas_add_up_their_gradients_before_the_update():
     assert report.peak_bytes.min() >= 100  # each replica holds the weights
 
 
+def test_a_table_on_one_device_serves_the_copies_of_the_rest():
+    """A table of 100 bytes on the replica, whose look-ups feed the copies of a layer on both devices of the team; its
+    gradient returns to the table's device, is accumulated there, and needs no exchange."""
+    b = GraphBuilder("hybrid")
+    table = b.op("table", "parameter", outputs=[100], persistent_bytes=100)
+    x = b.op("x", "op", inputs=b.outputs(table), outputs=[3])
+    w = b.op("w", "parameter", outputs=[5], persistent_bytes=5)
+    y = b.op("y", "op", inputs=[*b.outputs(x), *b.outputs(w)], outputs=[3])
+    back = b.op("back", "op", inputs=b.outputs(y), outputs=[3], phase="backward")
+    g = b.op("g", "op", inputs=b.outputs(back), outputs=[7], phase="backward")
+    b.op("u", "sgd", inputs=b.outputs(g), phase="update")
+    p = problem(b, machine(2), [1, 4, 1, 20, 40, 6, 1])
+    placement = Placement(
+        np.array([1, 1, 0, 0, 0, 1, 1]), replica_of=np.zeros(2, int), replicated=np.array([0, 0, 1, 1, 1, 0, 0])
+    )
+    report = simulate_pipeline(p, placement, 6, "1f1b")
+    names, devices = list(report.problem.graph.op_names), report.placement.devices
+    on = {name: int(device) for name, device in zip(names, devices, strict=True)}
+    assert report.stages == (0,) and {on[f"x#{m}"] for m in range(6)} == {1} == {on[f"g#{m}"] for m in range(6)}
+    assert [on[f"y#{m}"] for m in range(6)] == [0, 1, 0, 1, 0, 1]
+    held = report.problem.graph.op_persistent_bytes
+    assert {name: int(held[op]) for op, name in enumerate(names) if held[op]} == {"table": 100, "w": 5, "w~1": 5}
+    assert report.exchange_ns == 0 and not any("split" in name for name in names)
+    assert report.steady_ns >= 30 + 10  # half of the layer, and all of the table's work, on the table's device
+    begun, ended = (
+        dict(zip(names, when, strict=True)) for when in (report.schedule.op_start, report.schedule.op_finish)
+    )
+    assert all(begun[f"x#{m}"] > ended[f"g#{m - 2}"] for m in range(2, 6))  # each device has one microbatch in progress
+
+
 @pytest.mark.parametrize("order", ["gpipe", "1f1b"])
 def test_random_replicas_obey_the_rules(order):
     done = 0

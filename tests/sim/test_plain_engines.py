@@ -59,6 +59,14 @@ def random_step(rng, max_ops):
     return b.build()
 
 
+def without_some_copies(rng, graph, devices, of):
+    """Devices and ``replicated``: some units have no copies, and are on any device of their stage."""
+    copies = rng.random(graph.n_units) < 0.5
+    there = np.array([rng.choice(np.flatnonzero(of == of[device])) for device in range(len(of))])
+    replicated = copies[graph.unit_of_op]
+    return np.where(replicated, devices, there[devices]), replicated
+
+
 def random_pipeline(seed, max_ops=10):
     """``(problem, placement, microbatches, order)``; None if the drawn one is not possible."""
     rng = np.random.default_rng(seed)
@@ -70,12 +78,14 @@ def random_pipeline(seed, max_ops=10):
             rows = costs.op_ns, costs.device_row, costs.transfer_ns, costs.pair_class, costs.dispatch_ns
             costs = CostTable(*rows, gaps)
         problem = Problem(graph, topology, costs, Rules(contention=str(rng.choice(CONTENTIONS))))
-        devices, of = random_placement(rng, problem).devices, None
+        devices, of, replicated = random_placement(rng, problem).devices, None, None
         free = np.setdiff1d(np.arange(topology.n_devices), devices)
         if rng.random() < 0.6 and len(free):
             of = np.arange(topology.n_devices)
             of[free] = rng.choice(np.unique(devices), len(free))
-        placement = Placement(devices, replica_of=of)
+            if rng.random() < 0.5:
+                devices, replicated = without_some_copies(rng, graph, devices, of)
+        placement = Placement(devices, replica_of=of, replicated=replicated)
         placement.check(problem)
     except InvalidInput:
         return None
@@ -83,8 +93,9 @@ def random_pipeline(seed, max_ops=10):
 
 
 def compare(seeds):
-    """Compare the package with the plain pipeline; return how many there were, and how many with replicas."""
-    made = replicated = 0
+    """Compare the package with the plain pipeline; return how many there were, how many of them with replicas, and how
+    many of these with ops without copies."""
+    made = replicas = partly = 0
     for seed in seeds:
         drawn = random_pipeline(seed)
         if drawn is None:
@@ -103,14 +114,15 @@ def compare(seeds):
         for name, expected in plain.items():
             assert getattr(report, name) == expected, f"{where}: {name}"
         made += 1
-        replicated += drawn[1].replica_of is not None
-    return made, replicated
+        replicas += drawn[1].replica_of is not None
+        partly += drawn[1].replicated is not None and not drawn[1].replicated.all()
+    return made, replicas, partly
 
 
 @pytest.mark.parametrize("block", range(4))
 def test_the_text_decides_every_field_of_a_pipeline(block):
-    made, replicated = compare(range(100 * block, 100 * block + 100))
-    assert made > 60 and replicated > 15
+    made, replicas, partly = compare(range(100 * block, 100 * block + 100))
+    assert made > 60 and replicas > 15 and partly > 5
 
 
 @pytest.mark.long

@@ -177,6 +177,8 @@ MUTANTS = {
         ),
         ("lag = -(-int(devices) // width) * width", "lag = int(devices) // width * width"),
         ("np.minimum(least, whole) + -(-np.maximum", "least + -(-np.maximum"),
+        ("np.where(self.copies[op], self.member", "np.where(self.width[op] > 1, self.member"),
+        ("(self.stage == device)", "(self.home == device)"),
         ('"1f1b": (2, 1, 3)}', '"1f1b": (1, 2, 3)}'),
         ("np.lexsort((op, microbatch, turn))", "np.lexsort((microbatch, op, turn))"),
         ("every % self.width[made[given]]", "0 * every"),
@@ -194,7 +196,8 @@ MUTANTS = {
         ("steady_ns=max(apart, load) + exchange_ns", "steady_ns=apart + exchange_ns"),
         ('per.sum() if order == "gpipe"', 'per.max() if order == "gpipe"'),
         ("if len(backward) else np.ones", "if len(backward) < 0 else np.ones"),
-        ("].sum(axis=1) / len(teams[first])", "].sum(axis=1)"),
+        ("].sum(axis=1) / len(team)", "].sum(axis=1)"),
+        ("load[first] += durations[first, mine & ~shared].sum()", "pass"),
         ("if count < 3:", "if count < 2:"),
     ],
     ("simdev/sim/kernels/window.py", MOVES): [
@@ -216,7 +219,11 @@ MUTANTS = {
         ("history[place] = min(history[place], state[COST])", "history[place] = state[COST]"),
         ("if cost < state[BEST]:", "if cost <= state[COST]:"),
         ("order[new], rank[op] = op, new", "order[new] = op"),
-        ("if home == away or not moves.allowed[away, pivot]:", "if home == away:"),
+        (
+            "if home == away or not moves.allowed[away, pivot]:",
+            "if home == away:",
+            "is_valid() refuses a device without a kernel, too; the draw only ends sooner",
+        ),
         ("late.tried_devices[windows.ops[index]] = windows.targets[index]", "pass"),
         (
             "if judge(inputs, moves, late, run):\n            rebase(late, run, windows)",

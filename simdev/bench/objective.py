@@ -106,10 +106,12 @@ class Objective:
         """The simulator of a placer's budget; None stands for :func:`simdev.sim.simulate_many`."""
         return self._steady_of_each if self.microbatches else None
 
-    def _steady_of_each(self, problem: Problem, devices: np.ndarray, **_) -> Outcomes:
+    def _steady_of_each(
+        self, problem: Problem, devices: np.ndarray, *, priority=None, below=None, **copies
+    ) -> Outcomes:
         """A pipeline has priorities of its own, and it is not stopped early, so ``priority`` and ``below`` do not
-        matter."""
-        found = [self.simulate(problem, Placement(row)) for row in np.asarray(devices)]
+        matter. ``copies``: ``replica_of`` and ``replicated`` of all rows."""
+        found = [self.simulate(problem, Placement(row, **copies)) for row in np.asarray(devices)]
         return Outcomes(
             np.array([one.step_ns for one in found], np.int64),
             np.array([one.peak_bytes for one in found], np.int64),

@@ -28,7 +28,6 @@ def run_placer(problem, entry: str | None, evaluations: float, seed: int, second
     from simdev.analysis.feasible import check_feasible
     from simdev.placers import registry
     from simdev.placers.budget import Budget
-    from simdev.problem.placement import Placement
 
     if entry is None:
         raise InvalidInput("missing", source="--placer")
@@ -41,10 +40,10 @@ def run_placer(problem, entry: str | None, evaluations: float, seed: int, second
     try:
         return spec.place(problem, rng=np.random.default_rng(seed), budget=budget, **{**params, **more})
     except KeyboardInterrupt:
-        if budget.best is None:
+        if budget.best_placement is None:
             raise
         print(f"simdev: interrupted after {budget.used} evaluations; the best placement so far", file=sys.stderr)
-        return Placement(budget.best, budget.best_priority)
+        return budget.best_placement
 
 
 def graph_figures(graph, out) -> tuple[dict, str]:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simdev.errors import BudgetExhausted
+from simdev.errors import BudgetExhausted, InvalidInput
 from simdev.placers.score import Score
+from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ class Budget:
             score = budget.evaluate(devices)
 
     A placer may set ``proof`` to a few words on how good its result is by its own model (``optimal``, ``gap 3.1%``);
-    they become a cell of the row. ``best`` is the fastest placement that fits, int32 ``(n,)`` devices, of all that were
-    evaluated, ``best_priority`` the priorities that it was evaluated with (None for the default ones), and
+    they become a cell of the row. ``best_placement`` is the fastest placement that fits, of all that were evaluated,
+    ``best`` its devices, ``best_priority`` the priorities that it was evaluated with (None for the default ones), and
     ``best_step_ns`` its step time; all are None if none has fitted. ``curve`` lists ``(evaluations, seconds,
     step_ns)`` at each improvement of ``best``; ``used`` counts the evaluations.
 
@@ -66,11 +67,20 @@ class Budget:
         self.used = 0
         self.proof = ""
         self.curve: list[tuple[int, float, int]] = []
-        self.best: np.ndarray | None = None
-        self.best_priority: np.ndarray | None = None
+        self.best_placement: Placement | None = None
         self.best_step_ns: int | None = None
         self._clock, self._started = clock, clock()
         self._promised = False  # whether `open` or `left` has said that there is an evaluation
+
+    @property
+    def best(self) -> np.ndarray | None:
+        """Devices of the best placement so far, int32 ``(n,)``."""
+        return None if self.best_placement is None else self.best_placement.devices
+
+    @property
+    def best_priority(self) -> np.ndarray | None:
+        """Priorities of the best placement so far, int64 ``(n,)``; None for the default ones."""
+        return None if self.best_placement is None else self.best_placement.priority
 
     @property
     def elapsed(self) -> float:
@@ -136,6 +146,26 @@ class Budget:
             self.note(score, devices[row], None if priority is None else priority[row])
         return scores
 
+    def evaluate_placement(self, placement: Placement) -> Score:
+        """Simulate one placement with all that it says, replicas included: one evaluation.
+
+        Raises :class:`BudgetExhausted` if nothing is left, and :class:`InvalidInput` if the placement breaks its
+        contract or has replicas without microbatches.
+        """
+        if placement.replica_of is None:
+            return self.evaluate(placement.devices, priority=placement.priority)
+        if not self.microbatches or self.simulate is None:
+            raise InvalidInput("replicas need microbatches", source="placement", field="replica_of")
+        if not (self._promised or self.left):
+            raise BudgetExhausted(f"the budget is used up after {self.used} evaluations")
+        self._promised = False
+        copies = {"replica_of": placement.replica_of, "replicated": placement.replicated}
+        outcome = self.simulate(self.problem, placement.devices[None], **copies)
+        score = Score(int(outcome.step_ns[0]), int(outcome.overflow_bytes[0]))
+        self.used += 1
+        self.keep(score, placement)
+        return score
+
     def try_moves(self, simulator: Simulator, units: np.ndarray, devices: np.ndarray, *, below: int) -> np.ndarray:
         """The step times, int64 ``(k,)``, after each of ``k`` moves of one unit by itself, ``units`` and ``devices``
         int ``(k,)``: an evaluation each.
@@ -185,6 +215,10 @@ class Budget:
     def note(self, score: Score, devices: np.ndarray, priority: np.ndarray | None) -> None:
         """Keep the placement if it is the best so far."""
         if score.fits and (self.best_step_ns is None or score.step_ns < self.best_step_ns):
-            self.best_step_ns, self.best = score.step_ns, devices.astype(np.int32)
-            self.best_priority = None if priority is None else np.array(priority, np.int64)
+            self.keep(score, Placement(devices, priority))
+
+    def keep(self, score: Score, placement: Placement) -> None:
+        """The same of a placement with all that it says."""
+        if score.fits and (self.best_step_ns is None or score.step_ns < self.best_step_ns):
+            self.best_step_ns, self.best_placement = score.step_ns, placement
             self.curve.append((self.used, self.elapsed, score.step_ns))

@@ -47,9 +47,7 @@ def place(
     costs: CostsOption = None,
     evaluations: Annotated[
         int | None,
-        typer.Option(
-            help=f"Simulations that it may spend (default: {EVALUATIONS}, or no limit with --seconds)."
-        ),
+        typer.Option(help=f"Simulations that it may spend (default: {EVALUATIONS}, or no limit with --seconds)."),
     ] = None,
     seconds: Annotated[float | None, typer.Option(help="Seconds that it may spend.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the placer.")] = 0,
@@ -80,10 +78,9 @@ def place(
         raise InvalidInput("missing", source="TOPOLOGY")
     problem = build_problem(graph, topology, order, contention, runtime, costs)
     seconds = positive(seconds, "--seconds") or math.inf
-    if evaluations is None:
-        evaluations = EVALUATIONS if seconds == math.inf else math.inf
+    most = evaluations if evaluations is not None else EVALUATIONS if seconds == math.inf else math.inf
     given = {} if policy is None else {"policy": str(policy)}
-    found = run_placer(problem, placer, evaluations, seed, seconds, **given)
+    found = run_placer(problem, placer, most, seed, seconds, **given)
     if out is not None:
         found.save(out, problem)
     print_schedule(problem, found, sim.simulate(problem, found), as_json)

@@ -1,0 +1,133 @@
+"""Data parallelism of all layers but the heaviest, each of which is on one device: embedding tables, say."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simdev.analysis.steady import each_microbatch_ns
+from simdev.baselines._units import capacities
+from simdev.errors import Unsupported
+from simdev.exact.training import alike_accelerators
+from simdev.placers.placer import placer
+from simdev.placers.score import Score
+from simdev.problem.graph import PHASES
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
+
+UPDATE = PHASES.index("update")
+
+
+@placer(
+    "hybrid",
+    version=1,
+    family="expert",
+    searches=True,
+    source="Krizhevsky, arXiv:1404.5997, 2014, section 3; Naumov et al., arXiv:1906.00091, 2019, section 3",
+)
+def hybrid(problem, *, rng, budget):
+    """Copies of all layers on all accelerators of one kind, except of the ``k`` layers with most persistent bytes: each
+    of these is on one accelerator or on the first host, and runs there for all microbatches.
+
+    Layers for which an accelerator lacks a kernel are on the host, too. Each ``k`` with either of the two is a
+    candidate, if its persistent bytes fit (or all, if those of none fit). Candidates are simulated in the order
+    of a simple model: the work of a microbatch on the busiest device, its share of all tensors sent to and from layers
+    without copies, and its share of the exchange of gradients. For the time of one step there are no copies: the other
+    layers are on the first accelerator. The seed has no effect. Raises :class:`Unsupported` if neither the accelerators
+    nor the host have all kernels of a layer.
+    """
+    model = _Model(problem, alike_accelerators(problem), budget.microbatches)
+    candidates = sorted(model.candidates(), key=lambda found: found[0])
+    best: tuple[Score, Placement] | None = None
+    for _, home in candidates if budget.open else ():
+        if budget.open:
+            placement = model.placement(home)
+            score = budget.evaluate_placement(placement)
+            if best is None or score < best[0]:
+                best = score, placement
+    return best[1] if best is not None else model.placement(candidates[0][1])
+
+
+class _Model:
+    """What a hybrid takes. ``layer`` int ``(n,)``: of each op; the ops of a colocation group are in one layer."""
+
+    def __init__(self, problem: Problem, team: list[int], microbatches: int):
+        graph = problem.graph
+        self.problem, self.team, self.count = problem, team, microbatches
+        self.width = len(team) if microbatches else 1  # how many devices share the layers with copies
+        weight = graph.op_persistent_bytes.astype(float)
+        heaviest = np.lexsort((-weight, graph.unit_of_op))  # of each unit first
+        first = np.searchsorted(graph.unit_of_op[heaviest], np.arange(graph.n_units))
+        self.layer = graph.op_layer[heaviest[first]][graph.unit_of_op]
+        n = len(graph.layers)
+        self.held = np.bincount(self.layer, weight, n)
+        durations = each_microbatch_ns(problem)
+        self.work = np.array([np.bincount(self.layer, np.maximum(row, 0), n) for row in durations])
+        self.supported = np.array([np.bincount(self.layer, row < 0, n) == 0 for row in durations])
+        before = graph.op_phase[graph.edge_source] < UPDATE
+        into = before & (graph.op_phase[graph.consumers] == UPDATE)
+        gradient = np.unique(graph.edge_tensor[into & ~graph.tensor_persistent[graph.edge_tensor]])
+        self.gradient = np.bincount(self.layer[graph.tensor_producer[gradient]], graph.tensor_bytes[gradient], n)
+        self.send_ns = problem.costs.transfer_ns.max(axis=0, initial=0)
+        ends = graph.edge_tensor, self.layer[graph.edge_source], self.layer[graph.consumers]
+        self.sent = np.unique(np.stack(ends)[:, before], axis=1)
+
+    def candidates(self) -> list[tuple[tuple[float, float, int], np.ndarray]]:
+        """For each choice of heaviest layers, the device of each of them and -1 for the others, after what the model
+        says: the bytes that the fullest device lacks, ns per microbatch, and how many layers have no copies."""
+        host, ours = self.host(), np.all(self.supported[self.team], axis=0)
+        if host is None and not ours.all():
+            first = self.problem.graph.layers[int(np.argmin(ours))]
+            raise Unsupported(f"no device that the accelerators reach has all kernels of layer {first!r}")
+        order = np.argsort(-self.held, kind="stable")
+        order = order[(self.held[order] > 0) & ours[order]]
+        found: list[tuple[tuple[float, float, int], np.ndarray]] = []
+        for holders in [self.team, *([] if host is None else [[host]])]:
+            home, held = np.where(ours, -1, -1 if host is None else host), np.zeros(len(holders))
+            for k in range(len(order) + 1):
+                if k:
+                    to = int(np.argmin(held))
+                    home[order[k - 1]] = holders[to]
+                    held[to] += self.held[order[k - 1]]
+                if k or not found:
+                    found.append(((*self.modelled(home), k), home.copy()))
+        return [one for one in found if one[0][0] == 0] or found
+
+    def host(self) -> int | None:
+        """The first host, if it has all kernels and the accelerators reach it."""
+        host, reach = self.problem.topology.host, self.problem.costs.pair_class
+        if host < 0 or not self.supported[host].all():
+            return None
+        return host if (reach[self.team, host] >= 0).all() and (reach[host, self.team] >= 0).all() else None
+
+    def modelled(self, home: np.ndarray) -> tuple[float, float]:
+        """Persistent bytes that the fullest device lacks, and ns per microbatch."""
+        copied, holders = home < 0, self.team[: self.width]
+        held, work = np.zeros((2, len(self.work)))
+        for device in np.unique(home[~copied]).tolist():
+            held[device], work[device] = self.held[home == device].sum(), self.work[device, home == device].sum()
+        held[holders] += self.held[copied].sum()
+        work[holders] += self.work[holders][:, copied].sum(axis=1) / self.width
+        tensor, source, target = self.sent
+        apart = home[source] != home[target]
+        sends = np.unique(np.stack([tensor, home[source], home[target]])[:, apart], axis=1)
+        links = self.send_ns[sends[0]].sum() / self.width
+        lacks = np.maximum(held - capacities(self.problem), 0).max()
+        return float(lacks), float(work.max() + links + self._exchange_ns(copied))
+
+    def _exchange_ns(self, copied: np.ndarray) -> float:
+        """A microbatch's share of the exchange of gradients, which sends ``2 (r - 1) / r`` of their bytes."""
+        if self.width == 1:
+            return 0.0
+        pairs = [(a, b) for a in self.team for b in self.team if a != b]
+        slowest = min(int(self.problem.topology.pair_bytes_per_s[pair]) for pair in pairs)
+        return 2 * (self.width - 1) / self.width * self.gradient[copied].sum() / slowest * 1e9 / self.count
+
+    def placement(self, home: np.ndarray) -> Placement:
+        """The placement with the layers of ``home`` on their devices, and copies of the others on the whole team."""
+        at = home[self.layer]
+        devices = np.where(at < 0, self.team[0], at)
+        if self.width == 1:
+            return Placement(devices)
+        replica_of = np.arange(self.problem.topology.n_devices)
+        replica_of[self.team] = self.team[0]
+        return Placement(devices, replica_of=replica_of, replicated=None if (at < 0).all() else at < 0)

@@ -512,6 +512,18 @@ def test_shapes_that_the_documentation_gives_by_fields_are_kept():
     assert shapes == {"hidden_states": (2, 1024, 17), **texts}
 
 
+def test_the_size_of_an_axis_is_a_sum_of_fields():
+    from simdev.graphs.capture.documented_inputs import _evaluated
+
+    fields = {"width": 6, "layers": (2, 4), "name": "text", "rate": 0.5}
+    sizes = {"12": 12, "2 * width + 1": 13, "1 + len(layers)": 3, "width // 4 - 1": 0}
+    assert {axis: _evaluated(axis, fields) for axis in sizes} == sizes
+    for axis in ("words of text", "height", "name", "rate * 2", "width / 2", "width ** 9", "layers * 2", "-width"):
+        assert _evaluated(axis, fields) is None, axis
+    for axis in ("len(layers, 2)", "max(width, 3)", "width.bit_length()", "layers[0]", "exit()", "(lambda: 3)()"):
+        assert _evaluated(axis, fields) is None, axis
+
+
 def test_an_argument_of_a_part_has_the_shape_of_its_documentation():
     pytest.importorskip("transformers")
     import torch

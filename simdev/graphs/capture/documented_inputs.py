@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ast
 import inspect
+import operator
 import re
 from collections.abc import Mapping
 from typing import Any
 
 TOKENS = 77  # of a text, or another sequence
-SUMS = (ast.Expression, ast.Constant, ast.Name, ast.Call, ast.BinOp, ast.operator, ast.Load)
+ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
 _DOCUMENTED = re.compile(r"^ *(\w+) \( ?`([\w.]+)`.*?`\(([^`]+)\)`", re.MULTILINE)
 
 
@@ -44,13 +45,27 @@ def documented(model, fields: dict, lengths: Mapping[str, int], inputs: Mapping[
 def _evaluated(axis: str, fields: dict) -> int | None:
     """The size of an axis that is a number, or is computed from fields of the configuration and lengths of them."""
     try:
-        tree = ast.parse(axis, mode="eval")
-        if not all(isinstance(node, SUMS) for node in ast.walk(tree)):
-            return None
-        size = eval(compile(tree, "axis", "eval"), {"__builtins__": {"len": len}}, fields)
+        size = _value(ast.parse(axis, mode="eval").body, fields)
     except Exception:  # words, and fields that are no numbers
         return None
     return size if isinstance(size, int) else None
+
+
+def _value(node: ast.expr, fields: dict) -> Any:
+    """The value of a number, of a field, of a field's length, or of a sum or product of such. Raises
+    :class:`ValueError` for any other expression, and :class:`KeyError` for a field that is not there."""
+    match node:
+        case ast.Constant(value=int()):
+            return node.value
+        case ast.Name():
+            return fields[node.id]
+        case ast.Call(func=ast.Name(id="len"), args=[items], keywords=[]):
+            return len(_value(items, fields))
+        case ast.BinOp():
+            left, right = _value(node.left, fields), _value(node.right, fields)
+            if isinstance(left, int) and isinstance(right, int) and type(node.op) in ARITHMETIC:
+                return ARITHMETIC[type(node.op)](left, right)
+    raise ValueError(ast.unparse(node))
 
 
 def _usual(axis: str, lengths: Mapping[str, int]) -> int | None:

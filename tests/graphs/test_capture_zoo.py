@@ -265,6 +265,17 @@ def test_inputs_of_a_function(tmp_path):
         capture_package(SMALL, inputs=f"{path}:make", batch=3)
 
 
+@pytest.mark.parametrize("takes", ["", "model, batch", "*, model"])
+def test_a_function_of_inputs_must_take_the_model(tmp_path, takes):
+    pytest.importorskip("transformers")
+    from simdev.graphs.capture.packages import package_step
+
+    path = tmp_path / "mine.py"
+    path.write_text(f"def make({takes}):\n    return {{}}\n")
+    with pytest.raises(InvalidInput, match=r"mine\.py.*make\(\) cannot be called .* must take one argument, the model"):
+        package_step(SMALL, inputs=f"{path}:make")
+
+
 def test_a_torchvision_whose_operators_do_not_load_is_imported():
     """In a process of its own: a package called torchvision that describes an operator when it is imported."""
     import subprocess

@@ -79,6 +79,11 @@ def _given(inputs: str, target: str, mode: str, batch: int | None, length: int |
     make = getattr(import_file(Path(path)), function, None)
     if not callable(make):
         raise InvalidInput("no such function", source=path, field=function)
+    try:
+        inspect.signature(make).bind(None)
+    except TypeError as error:
+        wanted = "it must take one argument, the model whose inputs it returns"
+        raise InvalidInput(f"{function}() cannot be called with a model ({error}); {wanted}", source=path) from error
 
     def step(model):
         with neighbours(Path(path)):

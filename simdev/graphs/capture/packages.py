@@ -326,9 +326,10 @@ def _transformers(target, name, fields, mode, batch, length, given):
     cls = getattr(transformers, name, None)
     if not inspect.isclass(cls) or not hasattr(cls, "config_class"):
         raise UnknownName("model", name, [key for key in dir(transformers) if key[:1].isupper()], source=target)
-    config_class, code = cls.config_class, inspect.getsource(sys.modules[cls.__module__])
+    config_class = cls.config_class
 
     def read(field: str) -> bool:
+        code = inspect.getsource(sys.modules[cls.__module__])
         return re.search(rf"\bconfig(\.|, \"){field}\b", code) is not None
 
     def build():

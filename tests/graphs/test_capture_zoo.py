@@ -377,6 +377,27 @@ def test_an_argument_that_a_model_uses_without_being_given_it_is_named():
         _call(Model(), {"x": torch.ones(2), "scale": 1})
 
 
+def test_fields_of_a_part_that_a_step_calls_are_named():
+    import torch
+
+    from simdev.graphs.capture.packages import _call
+
+    class Model(torch.nn.Module):
+        config = {"has_clean": False, "has_image": True, "width": 0}
+
+        def __init__(self, part=None):
+            super().__init__()
+            self.clean = None
+            self.image = torch.nn.Identity() if part is None else part
+
+        def forward(self, x, mask=None):
+            return self.clean(self.image(x))
+
+    message = r"calls a part that its fields leave out, of clean; .* in brackets, of Model\[has_clean=true\]"
+    with pytest.raises(InvalidInput, match=message):
+        _call(Model(), {"x": torch.ones(2)})
+
+
 def test_inputs_that_a_model_refuses_are_not_called_labels():
     import torch
 

@@ -168,7 +168,7 @@ def capture_package(
         if "smaller model" in error.message and target.startswith("transformers") and "layers=" not in target:
             fewer = f"{error.message}, such as {with_field(target, 'num_hidden_layers', '2')}"
             raise InvalidInput(fewer, source=error.source, field=error.field) from error
-        if choices.get("inputs") or "=..." in error.message:
+        if choices.get("inputs") or "=..." in error.message or "in brackets" in error.message:
             raise
         cause: BaseException = error
         while cause.__cause__ is not None:

@@ -200,6 +200,7 @@ def _call(model, inputs: dict):
     try:
         return model(**inputs)
     except (AttributeError, TypeError) as error:
+        _check_parts(model, error)
         takes = inspect.signature(model.forward).parameters.items()
         left_out = [name for name, item in takes if item.default is None and name not in inputs]
         if "NoneType" not in str(error) or not left_out:
@@ -213,6 +214,20 @@ def _call(model, inputs: dict):
             raise
         raise InvalidInput(
             f"running its step failed ({error}): what simdev makes up may not fit; give another --length, or {GIVE}"
+        ) from error
+
+
+def _check_parts(model, error: Exception) -> None:
+    """Raise :class:`InvalidInput` if a model of diffusers called a part of itself that its fields leave out."""
+    absent = [name for name, part in vars(model).items() if part is None and not name.startswith("_")]
+    if "'NoneType' object is not callable" not in str(error) or not absent or not isinstance(model.config, dict):
+        return
+    off = [name for name, value in model.config.items() if value is False]
+    if off:
+        fields = ",".join(f"{name}=true" for name in off)
+        raise InvalidInput(
+            f"its step calls a part that its fields leave out, of {', '.join(absent)}; give the fields that it needs "
+            f"in brackets, of {type(model).__name__}[{fields}]"
         ) from error
 
 

@@ -556,6 +556,61 @@ def test_the_size_of_an_axis_is_a_sum_of_fields():
         assert _evaluated(axis, fields) is None, axis
 
 
+def test_tokens_of_sounds_have_a_dimension_of_codebooks():
+    pytest.importorskip("transformers")
+    import torch
+    from transformers import BertConfig
+
+    from simdev.graphs.capture.packages import made_up_inputs
+
+    class Sounds(torch.nn.Module):
+        main_input_name, config = "input_ids", BertConfig(num_codebooks=5)
+
+        def forward(self, input_ids, labels=None):
+            """
+            input_ids (`torch.LongTensor` of shape `(batch_size, sequence_length, num_codebooks) or (batch_size, n)`):
+                Codes.
+            labels (`torch.LongTensor` of shape `(batch_size, sequence_length)`, *optional*):
+                Text.
+            """
+
+    class Rows(Sounds):
+        def forward(self, input_ids, labels=None):
+            """
+            input_ids (`torch.LongTensor` of shape `(batch_size * num_codebooks, sequence_length)`):
+                Codes.
+            labels (`torch.LongTensor` of shape `(batch_size, sequence_length, num_codebooks)`, *optional*):
+                Codes, too.
+            """
+
+    def shapes(model):
+        return {name: tuple(tensor.shape) for name, tensor in made_up_inputs(model, 3, 7).items()}
+
+    assert shapes(Sounds()) == {"input_ids": (3, 7, 5), "labels": (3, 7, 5)}
+    assert shapes(Rows()) == {"input_ids": (15, 7), "labels": (3, 7, 5)}
+
+
+@pytest.mark.slow
+def test_models_of_codebooks_are_captured():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture import capture_package
+    from simdev.graphs.capture.build import build_fake
+    from simdev.graphs.capture.packages import package_step
+    from simdev.graphs.capture.vision_ops import define_missing_operators
+
+    define_missing_operators()
+    small = "num_hidden_layers=1,hidden_size=32,num_attention_heads=2,vocab_size=50"
+    target = f"transformers:CsmBackboneModel[{small},num_key_value_heads=2,intermediate_size=32,head_dim=16]"
+    if not hasattr(transformers, "CsmBackboneModel"):
+        pytest.skip("this release of transformers does not have the model")
+    graph = capture_package(target, batch=2, length=8)
+    assert "input()->i64[2,8,32]" in graph.signatures
+    made = package_step("transformers:MusicgenForConditionalGeneration", batch=2, length=8)[0]
+    inputs = build_fake(made, "musicgen").step.inputs[0]
+    shapes = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
+    assert shapes == {"input_ids": (2, 8), "labels": (2, 8, 4)}, "a model that has several text parts"
+
+
 def test_an_argument_of_a_part_has_the_shape_of_its_documentation():
     pytest.importorskip("transformers")
     import torch

@@ -10,7 +10,7 @@ import ast
 import inspect
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 TOKENS = 77  # of a text, or another sequence
@@ -24,8 +24,8 @@ def documented(model, fields: dict, lengths: Mapping[str, int], inputs: Mapping[
     import torch
 
     takes, found = inspect.signature(model.forward).parameters, {}
-    for name, kind, shape in _DOCUMENTED.findall(model.forward.__doc__ or ""):
-        made, axes = inputs.get(name), shape.split(", ")
+    for name, kind, axes in _shapes(model):
+        made = inputs.get(name)
         sizes = [_evaluated(axis, fields) for axis in axes]
         wanted = made is not None or (name in takes and takes[name].default is inspect.Parameter.empty)
         if not wanted or not any(sizes) or "Tensor" not in kind or "Long" in kind:
@@ -40,6 +40,23 @@ def documented(model, fields: dict, lengths: Mapping[str, int], inputs: Mapping[
         if all(sizes) and (made is None or sizes != list(made.shape)):
             found[name] = torch.randn(sizes)
     return found
+
+
+def documented_shape(model, name: str, sizes: dict) -> tuple[int, ...] | None:
+    """The shape that the documentation of the model's forward gives to an argument (the first of alternatives), if
+    ``sizes``, by name, give every axis; else None."""
+    for documented_name, _, axes in _shapes(model):
+        if documented_name == name:
+            shape = [_evaluated(axis, sizes) for axis in axes]
+            return tuple(size for size in shape if size) if all(shape) else None
+    return None
+
+
+def _shapes(model) -> Iterator[tuple[str, str, list[str]]]:
+    """Name, type and axes of each argument whose shape the documentation of the model's forward gives; the first shape
+    of alternatives."""
+    for name, kind, shape in _DOCUMENTED.findall(model.forward.__doc__ or ""):
+        yield name, kind, shape.partition(") or (")[0].rstrip(",").split(", ")
 
 
 def _evaluated(axis: str, fields: dict) -> int | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+import math
 import re
 import sys
 import traceback
@@ -19,7 +20,7 @@ from typing import Any
 
 from simdev.errors import InvalidInput, UnknownName, Unsupported
 from simdev.graphs.capture.diffusion_inputs import diffusion_inputs
-from simdev.graphs.capture.documented_inputs import documented
+from simdev.graphs.capture.documented_inputs import documented, documented_shape
 from simdev.graphs.capture.vision_ops import define_missing_operators
 from simdev.graphs.workload import InferenceStep, Step, TrainingStep
 from simdev.user_file import import_file, neighbours
@@ -139,7 +140,7 @@ def unset_fields(target: str, error: BaseException) -> list[str]:
         codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
         code = [code for code in codes if code.co_filename.startswith(inside)][-1:]
         named += [name for one in code for name in (*one.co_names, *one.co_consts) if isinstance(name, str)]
-    parts = config, config.get_text_config()
+    parts = config, text_config(config)
     unset = [name for name in named if any(getattr(part, name, 0) is None for part in parts) and name not in given]
     return list(dict.fromkeys(unset))
 
@@ -351,7 +352,7 @@ def _transformers(target, name, fields, mode, batch, length, given):
         config = config_class()
         if getattr(config, "prediction_length", 1) is None:  # of a time series; the context is as long
             config = config_class(prediction_length=24)
-        own = config.get_text_config()
+        own = text_config(config)
         if getattr(config, "image_token_index", 1) is None:  # the mark of an image among the tokens
             config.image_token_index = own.vocab_size - 1
         for key, value in fields.items():
@@ -361,8 +362,9 @@ def _transformers(target, name, fields, mode, batch, length, given):
         keep_layers(config, fields)
         if getattr(own, "pad_token_id", None) is None:
             own.pad_token_id = config.pad_token_id = 0
-        if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
-            config.decoder_start_token_id = own.pad_token_id
+        for part in (config, getattr(config, "decoder", None)) if config.is_encoder_decoder else ():
+            if hasattr(part, "model_type") and getattr(part, "decoder_start_token_id", None) is None:
+                part.decoder_start_token_id = own.pad_token_id
         model = cls(config)
         if given:
             return given(model)
@@ -376,6 +378,14 @@ def _transformers(target, name, fields, mode, batch, length, given):
         return _training(model, (inputs,), lambda model, inputs: loss_of(_call(model, inputs)))
 
     return build
+
+
+def text_config(config):
+    """The configuration of a model's text part, or ``config`` itself if the model has several."""
+    try:
+        return config.get_text_config()
+    except ValueError:
+        return config
 
 
 def layer_drops(config, inside: str = "") -> Iterator[tuple[Any, str, str, float]]:
@@ -414,7 +424,7 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
     """The arguments that a model's forward needs, by its main input and its configuration."""
     import torch
 
-    own = config.get_text_config()
+    own = text_config(config)
     takes = inspect.signature(model.forward).parameters
     usual = 16 if any(word in config.model_type for word in BY_TOKEN) else 512
     most = getattr(own, "max_position_embeddings", None) or usual  # -1: any number
@@ -447,7 +457,8 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
         text = getattr(config, "text_config", None)
         most = getattr(text, "max_position_embeddings", tokens) or tokens
         tokens = min(tokens, most) if most > 0 else tokens
-        inputs["input_ids"] = torch.randint(3, max(4, vocabulary - 1), (count, tokens))
+        ids = torch.randint(3, max(4, vocabulary - 1), (count, tokens))
+        inputs["input_ids"] = _in_documented_shape(model, "input_ids", ids, _sizes(config, count, tokens))
         if "SequenceClassification" in type(model).__name__:
             _end(inputs["input_ids"], own)
         if "MultipleChoice" in type(model).__name__:  # a text for each choice
@@ -561,13 +572,35 @@ def _hf_labels(model, config, inputs: dict) -> dict:
         return {}
     if "decoder_input_ids" in inputs:
         ids = inputs["decoder_input_ids"]
-        return {"labels": torch.zeros_like(ids) if "Token" in name else inputs.pop("decoder_input_ids")}
+        if "Token" in name:
+            return {"labels": torch.zeros_like(ids)}
+        del inputs["decoder_input_ids"]
+        return {"labels": _in_documented_shape(model, "labels", ids, _sizes(config, *ids.shape))}
     if "CTC" in name:
         return {"labels": torch.randint(1, 20, (rows, 20))}
     if "input_ids" in inputs:
         ids = inputs["input_ids"]
-        return {"labels": torch.zeros_like(ids) if "Token" in name else ids.clone()}
+        if "Token" in name:
+            return {"labels": torch.zeros_like(ids)}
+        rows_of_one = documented_shape(model, "input_ids", _sizes(config, 1, 1)) or (1,)
+        sizes = _sizes(config, len(ids) // rows_of_one[0], ids.shape[1])
+        return {"labels": _in_documented_shape(model, "labels", ids, sizes).clone()}
     return {}
+
+
+def _in_documented_shape(model, name: str, ids, sizes: dict):
+    """``ids``, repeated to the shape that the documentation of the model's forward gives to an argument: sounds have
+    tokens of several codebooks."""
+    shape = documented_shape(model, name, sizes) or ids.shape
+    times, rest = divmod(math.prod(shape), ids.numel())
+    return ids.reshape(-1).repeat(times).reshape(shape) if times and not rest else ids
+
+
+def _sizes(config, rows: int, tokens: int) -> dict:
+    """What the axes of documented shapes are called: fields of a configuration and of its parts, and lengths."""
+    parts = [part for part in vars(config).values() if hasattr(part, "model_type")]
+    fields = {key: value for part in (*parts, config) for key, value in part.to_dict().items()}
+    return fields | {"batch_size": rows, "sequence_length": tokens}
 
 
 def _generation(model, tokens, mode: str, target: str) -> InferenceStep:

@@ -319,9 +319,17 @@ def test_inputs_whose_names_say_what_they_are():
         "image_embeddings": (2, 24),
         "fps": (2,),
         "controlnet_cond": (2, 3, 24, 64, 64),
+        "source_embeds": (2, 77, 48),
+        "indices_latents": (3,),
+        "latents_history_2x": latent,
+        "img_mask": (2, 77 + 256),
     }
     assert {name: tuple(by_name(name, config, latent).shape) for name in sizes} == sizes
     assert by_name("target_input_ids", config, latent).max() < 9
+    assert by_name("img_mask", config, latent).sum() == 2 * 256
+    image = {"prior_vq_codebook_size": 5, "patch_size": 2}
+    ids, drop = (by_name(f"prior_token_{end}", image, (2, 4, 8, 6)) for end in ("id", "drop"))
+    assert ids.shape == drop.shape == (2, 4 * 3) and ids.max() < 5 and not drop.any()
     assert by_name("other_hidden_states", config, latent) is None and by_name("und_len", config, latent) is None
 
 
@@ -359,6 +367,45 @@ def test_a_model_of_several_models_has_a_loss_over_each():
 
     parts = {"vision": {"last": torch.ones(3), "pooled": torch.ones(2)}, "text": {"last": torch.full((4,), 2.0)}}
     assert _mean_of(parts) == 3 and _mean_of({"last": torch.ones(3), "pooled": torch.full((2,), 5.0)}) == 1
+
+
+def test_conditions_that_a_configuration_asks_for():
+    import torch
+
+    from simdev.graphs.capture.diffusion_inputs import diffusion_inputs
+
+    class Pieces(torch.nn.Module):
+        config = {"in_channels": 4, "concat_padding_mask": True, "text_encoder_dim": 6}
+
+        def __init__(self):
+            super().__init__()
+            self.transformer_blocks = torch.nn.ModuleList([torch.nn.Conv3d(4, 4, 1)])
+            self.single_transformer_blocks = torch.nn.ModuleList([torch.nn.Identity(), torch.nn.Identity()])
+
+        def forward(
+            self, hidden_states, indices_latents, latents_clean=None, indices_latents_clean=None, padding_mask=None,
+            text_encoder_layers=None, latents_other=None,
+        ):  # fmt: skip
+            return hidden_states
+
+    class Clips(torch.nn.Module):
+        config, encode = {"in_channels": 3, "clip_length": 17}, None
+
+        def __init__(self):
+            super().__init__()
+            self.first = torch.nn.Conv3d(3, 4, 3)
+
+        def forward(self, sample):
+            return sample
+
+    made = diffusion_inputs(Pieces(), 2)
+    assert [tuple(text.shape) for text in made.pop("text_encoder_layers")] == [(2, 77, 6)] * 3
+    video = (2, 4, 2, 32, 32)
+    assert {name: tuple(tensor.shape) for name, tensor in made.items()} == {
+        "hidden_states": video, "indices_latents": (2,), "latents_clean": video, "indices_latents_clean": (2,),
+        "padding_mask": (1, 1, 32, 32),
+    }  # fmt: skip
+    assert diffusion_inputs(Clips(), 2)["sample"].shape == (2, 3, 34, 128, 128)
 
 
 def test_an_argument_that_a_model_uses_without_being_given_it_is_named():

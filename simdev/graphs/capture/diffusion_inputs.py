@@ -8,6 +8,7 @@ sequence of patches with their positions. Sizes that no configuration gives are 
 from __future__ import annotations
 
 import inspect
+import math
 import re
 
 from simdev.graphs.capture.documented_inputs import TOKENS, documented
@@ -54,8 +55,13 @@ def diffusion_inputs(model, batch: int) -> dict:
     name = next((name for name in ("sample", "x", "hidden_states") if name in takes), None)
     inputs = {name: torch.randn(_as_patches(model, config, takes, shape))} if name else {}
     inputs |= _conditions(model, config, takes, shape)
+    usual = {"image_embeddings", "timesteps"}
+    if "indices_latents" in takes and takes["indices_latents"].default is inspect.Parameter.empty:
+        # a video that is made piece by piece: the pieces before, and their places
+        before = {name.removeprefix("indices_") for name in takes if name.startswith("indices_")} & takes.keys()
+        usual |= {f"{prefix}{name}" for name in before for prefix in ("", "indices_")}
     for name, item in takes.items():
-        if name not in inputs and (item.default is item.empty or name in ("image_embeddings", "timesteps")):
+        if name not in inputs and (item.default is item.empty or name in usual):
             made = by_name(name, config, shape)
             if made is not None:
                 inputs[name] = made
@@ -86,8 +92,9 @@ def _latent(model, config, takes, batch: int) -> tuple[int, ...]:
         return batch, FRAMES, channels, height, width
     if not video:
         return batch, channels, height, width
-    # autoencoders of videos compress all frames but the first by 4 or 8
-    frames = 9 if solid and encodes else config.get("sample_frames") or FRAMES
+    # autoencoders of videos compress all frames but the first by 4 or 8; those that work on clips join two of them
+    whole = 2 * config["clip_length"] if config.get("clip_length") else 9
+    frames = whole if solid and encodes else config.get("sample_frames") or FRAMES
     if _frames_first(model):
         return batch, frames, channels, height, width
     return batch, channels, frames, height, width
@@ -126,19 +133,12 @@ def _conditions(model, config, takes, latent: tuple[int, ...]) -> dict:
         inputs["timestep"] = torch.ones(batch, dtype=torch.int64)
     if "r_timestep" in takes and _frames_first(model):  # flow maps: each frame has a noise level of its own
         inputs |= {name: torch.ones(latent[:2], dtype=torch.int64) for name in ("timestep", "r_timestep")}
-    if "encoder_hidden_states" in takes:
-        width = next((config.get(key) for key in TEXT_WIDTHS if config.get(key)), None)
-        if width:
-            width = width[0] if isinstance(width, (list, tuple)) else width
-            tokens = config.get("max_text_seq_length") or TOKENS
-            inputs["encoder_hidden_states"] = torch.randn(batch, tokens, width)
-    if "pooled_projections" in takes:
-        width = config.get("pooled_projection_dim") or config.get("in_text_dim2")
-        if width:
-            inputs["pooled_projections"] = torch.randn(batch, width)
+    inputs |= _texts(model, config, takes, batch)
     if "added_cond_kwargs" in takes and getattr(model, "use_additional_conditions", False):
         sides, ratio = torch.full((batch, 2), float(8 * latent[-2])), torch.ones(batch, 1)
         inputs["added_cond_kwargs"] = {"resolution": sides, "aspect_ratio": ratio}
+    if "padding_mask" in takes and config.get("concat_padding_mask"):  # a channel more for all samples
+        inputs["padding_mask"] = torch.zeros(1, 1, *latent[-2:])
     if "class_labels" in takes and (config.get("num_embeds_ada_norm") or config.get("num_class_embeds")):
         inputs["class_labels"] = torch.zeros(batch, dtype=torch.int64)
     if "guidance" in takes and config.get("guidance_embeds"):
@@ -151,6 +151,28 @@ def _conditions(model, config, takes, latent: tuple[int, ...]) -> dict:
         inputs["img_shapes"] = [[(1, SIDE, SIDE)]] * batch
     if {"num_frames", "height", "width"} <= takes.keys():
         inputs |= {"num_frames": FRAMES, "height": SIDE, "width": SIDE}
+    return inputs
+
+
+def _texts(model, config, takes, batch: int) -> dict:
+    """The features of a text: of each token, of each token before each block, and of all tokens together."""
+    import torch
+
+    inputs = {}
+    if "encoder_hidden_states" in takes:
+        width = next((config.get(key) for key in TEXT_WIDTHS if config.get(key)), None)
+        if width:
+            width = width[0] if isinstance(width, (list, tuple)) else width
+            tokens = config.get("max_text_seq_length") or TOKENS
+            inputs["encoder_hidden_states"] = torch.randn(batch, tokens, width)
+    if "text_encoder_layers" in takes and config.get("text_encoder_dim"):  # a text for each block
+        blocks = sum(len(part) for name, part in model.named_children() if name.endswith("transformer_blocks"))
+        texts = [torch.randn(batch, TOKENS, config["text_encoder_dim"]) for _ in range(blocks)]
+        inputs["text_encoder_layers"] = texts
+    if "pooled_projections" in takes:
+        width = config.get("pooled_projection_dim") or config.get("in_text_dim2")
+        if width:
+            inputs["pooled_projections"] = torch.randn(batch, width)
     return inputs
 
 
@@ -175,22 +197,37 @@ def by_name(name: str, config, latent: tuple[int, ...], tokens: int = TOKENS):
         return torch.zeros(batch, 2) if name == "crop_coords" else torch.full((batch, 2), 8.0 * latent[-1])
     if name == "clip_text_pooled" and config.get("clip_text_pooled_in_channels"):
         return torch.randn(batch, 1, config["clip_text_pooled_in_channels"])
-    if name == "visual_rope_pos":
-        steps = config.get("patch_size") or (1, 2, 2)
-        return [torch.arange(extent // step) for extent, step in zip(latent[1:4], steps, strict=True)]
-    if name == "text_rope_pos":
-        return torch.arange(tokens)
-    if name.endswith("latents"):
+    if "latents" in name.split("_") and not name.startswith("indices_"):
         return torch.randn(latent)
     if name.endswith("attention_mask"):
         return torch.ones(batch, tokens, dtype=torch.int64)
     if name.endswith("_ids") and size("vocab_size"):
         return torch.randint(0, size("vocab_size"), (batch, tokens))
-    if name.endswith("hidden_states") and size("dim", "hidden_size"):
+    if name.endswith(("_token_id", "_token_drop")) and size("codebook_size"):  # for each patch of the latent
+        patches = batch, math.prod(latent[2:]) // config["patch_size"] ** 2
+        ids = torch.randint(0, size("codebook_size"), patches)
+        return ids if name.endswith("id") else torch.zeros(patches, dtype=torch.bool)
+    if name.endswith(("hidden_states", "embeds")) and size("dim", "hidden_size"):
         return torch.randn(batch, tokens, size("dim", "hidden_size"))
     if name == "image_embeddings" and config.get("cross_attention_dim"):
         return torch.randn(batch, config["cross_attention_dim"])
     if name == "controlnet_cond":  # an image, of which a latent has an eighth of the side
         side = [8 * extent for extent in latent[2:]]
         return torch.randn(batch, config.get("conditioning_channels") or 3, *side)
+    return _place(name, config, latent, tokens)
+
+
+def _place(name: str, config, latent: tuple[int, ...], tokens: int):
+    """Where the patches of a latent, its frames or the tokens of a text are; None for another name."""
+    import torch
+
+    if name == "visual_rope_pos":
+        steps = config.get("patch_size") or (1, 2, 2)
+        return [torch.arange(extent // step) for extent, step in zip(latent[1:4], steps, strict=True)]
+    if name == "text_rope_pos":
+        return torch.arange(tokens)
+    if name.startswith("indices_"):  # of the frames
+        return torch.arange(latent[-3])
+    if name == "img_mask":  # the places of the image after the text, of which each holds 2 x 2 latents
+        return torch.arange(tokens + SIDE * SIDE // 4).repeat(latent[0], 1) >= tokens
     return None

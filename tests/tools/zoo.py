@@ -652,7 +652,9 @@ def run_drawn(out: Path, seed: int, count: int) -> int:
 
 def main(arguments: list[str]) -> int | None:
     warnings.simplefilter("ignore")
-    if "--report" in arguments:
+    if not arguments or arguments[0].startswith("-"):
+        print(__doc__)
+    elif "--report" in arguments:
         rows = [json.loads(line) for line in Path(arguments[0]).read_text().splitlines()]
         Path(arguments[2]).write_text(report(rows), encoding="utf-8")
     elif "--draw" in arguments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
@@ -24,6 +25,9 @@ from simdev.planners.outcome import Outcome
 from simdev.user_file import is_user_module
 
 RECORDING = 5  # arguments of a recording; a capture has eight
+# New objects after which the garbage collector runs inside ``with Evaluator(...)``. Programs consist of hundreds of
+# thousands of calls that live as long as the evaluator: to search them for garbage takes a sixth of a search.
+SELDOM = 100_000
 HOPELESS = 1.3  # estimated memory over the capacity, from which a plan is not even captured
 
 
@@ -170,9 +174,12 @@ class Evaluator(SharedByPlans):
             self._executor = None
 
     def __enter__(self) -> Evaluator:
+        self._thresholds = gc.get_threshold()
+        gc.set_threshold(SELDOM, *self._thresholds[1:])
         return self
 
     def __exit__(self, *_) -> None:
+        gc.set_threshold(*self._thresholds)
         self.close()
 
 

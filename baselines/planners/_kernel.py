@@ -17,18 +17,14 @@ def with_a_stage(table, sizes, behind, add, value, row_of, layers_of):
     counts, and of one row the fewest layers.
     """
     layers, ranks = behind.shape[0] - 1, behind.shape[1] - 1
+    reached = np.isfinite(behind).sum(axis=1)  # numbers of ranks with which pipelines take the layers from i on
     for row in range(len(sizes)):
-        size, few, many = sizes[row], 0, layers
-        while few <= layers and not np.isfinite(table[row, few]):
-            few += 1
-        while many > few and not np.isfinite(table[row, many]):
-            many -= 1
+        size = sizes[row]
         for i in range(layers + 1):
-            for k in range(ranks + 1 - size):
-                least, n_least = np.inf, 0
-                for n in range(few, min(many, layers - i) + 1):
+            for n in range(layers - i + 1):
+                if not (np.isfinite(table[row, n]) and reached[i + n]):
+                    continue
+                for k in range(ranks + 1 - size):
                     new = table[row, n] + behind[i + n, k] if add else max(table[row, n], behind[i + n, k])
-                    if new < least:
-                        least, n_least = new, n
-                if least < value[i, k + size]:
-                    value[i, k + size], row_of[i, k + size], layers_of[i, k + size] = least, row, n_least
+                    if new < value[i, k + size]:
+                        value[i, k + size], row_of[i, k + size], layers_of[i, k + size] = new, row, n

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -58,6 +59,13 @@ class Pipeline:
     def received_bytes(self) -> np.ndarray:
         """Bytes of the buffers that a stage with a next one keeps for its gradients, float per option."""
         return self.sent_bytes * (self.microbatches if self.job.software.receive_buffers else 1)
+
+    @cached_property
+    def all_costs(self) -> StageCosts:
+        """The costs of all options as one, whose arrays are float ``(2, options, layers + 1)``."""
+        rows = zip(*((one.pass_ns, one.step_ns, *one.peaks.values()) for one in self.costs), strict=True)
+        pass_ns, step_ns, *peaks = (np.stack(row, axis=1) for row in rows)
+        return StageCosts(pass_ns, step_ns, dict(zip(self.costs[0].peaks, peaks, strict=True)))
 
 
 def stage_sizes(job: Job) -> list[int]:
@@ -129,7 +137,7 @@ def loads(pipeline: Pipeline, ns: np.ndarray, progress: int, limit: float, last:
     """
     ranks = np.array([option.ranks for option in pipeline.options])
     sizes = sorted(set(ranks.tolist()))
-    held = np.array([costs.peak_bytes(progress, last) for costs in pipeline.costs])
+    held = pipeline.all_costs.peak_bytes(progress, last)
     held += 0.0 if last else pipeline.received_bytes[:, None]
     fitting = np.where(held <= limit, ns, np.inf)
     best = np.full((len(sizes), pipeline.job.layers + 1), np.inf)

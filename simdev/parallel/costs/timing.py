@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -68,14 +69,10 @@ class Host:
         """int64: :meth:`dispatch_ns` of each call."""
         if self.idle:
             return np.zeros(len(segment.calls), np.int64)
-        known: dict[tuple, int] = {}  # what decides it, of which there are few
-        found = []
-        for call in segment.calls:
-            key = call.axes, call.is_forward, call.in_backward
-            if key not in known:
-                known[key] = self.dispatch_ns(segment.name, call, mesh)
-            found.append(known[key])
-        return np.array(found, np.int64)
+        keys = [(call.axes, call.is_forward, call.in_backward) for call in segment.calls]  # what decides it
+        different = dict(zip(keys, segment.calls, strict=True))  # of which there are few
+        known = {key: self.dispatch_ns(segment.name, call, mesh) for key, call in different.items()}
+        return np.array([known[key] for key in keys], np.int64)
 
     @property
     def idle(self) -> bool:
@@ -126,22 +123,16 @@ def make_template(
     waits, awaited = _resolve(calls)
     streams = {COMPUTE: 0}
     begins: list[int] = []  # the first call of each item
-    before: Call | None = None
+    running = None  # the stream of a run that the next kernel may join
     for number, call in enumerate(calls):
-        streams.setdefault(call.stream, len(streams))
-        for stream, _ in call.waits:
-            streams.setdefault(stream, len(streams))
-        joins = (
-            merge
-            and before is not None
-            and number not in waits
-            and before.stream == call.stream
-            and not (call.axes or before.axes)
-            and number - 1 not in awaited
-        )
-        if not joins:
+        stream = call.stream
+        if stream not in streams:
+            streams[stream] = len(streams)
+        for other, _ in call.waits:
+            streams.setdefault(other, len(streams))
+        if call.waits or call.axes or stream != running:
             begins.append(number)
-        before = call
+        running = None if call.axes or not merge or number in awaited else stream
     names = [tuple(name.split("+")) for name in streams]
     begin, counts = np.array(begins, np.int64), np.diff(begins, append=len(calls)).astype(np.int32)
     item_of = np.repeat(np.arange(len(begins)), counts).tolist()
@@ -154,7 +145,8 @@ def make_template(
         for stream, target in found
     ]
     kinds: dict[str, int] = {}
-    labels = (_label(calls[n : n + count]) for n, count in zip(begins, counts.tolist(), strict=True))
+    flops = [call.flops for call in calls]
+    labels = (_label(calls, flops, n, count) for n, count in zip(begins, counts.tolist(), strict=True))
     pair = np.array(pairs, np.int32).reshape(-1, 2)
     collectives = {item: calls[n] for item, n in enumerate(begins) if calls[n].axes}
     adapter = np.zeros(len(begins))
@@ -173,7 +165,7 @@ def make_template(
         pair[:, 1],
         segment.live_bytes,
         segment.peak_bytes,
-        sum(call.flops for call in calls),
+        sum(flops),
         adapter,
         collectives,
     )
@@ -182,19 +174,25 @@ def make_template(
 def on_mesh(template: Template, mesh: Mesh, first: int, host: Host, prices: Prices) -> Template:
     """The template of a segment that was timed on another mesh of the same axes: collectives take other times, kernels
     the same."""
-    items, calls = list(template.collectives), tuple(template.collectives.values())
+    items, calls = list(template.collectives), list(template.collectives.values())
     ns, issue, adapter = template.ns.copy(), template.issue_ns.copy(), template.adapter.copy()
-    ns[items] = prices.of(calls, mesh, first)
-    adapter[items] = [prices.collective(call, mesh, first)[1] for call in calls]
-    issue[items] = [host.dispatch_ns("", call, mesh) for call in calls]
+    keys = [(call.kind, call.payload_bytes, call.axes) for call in calls]  # which layers repeat
+    of_key = {
+        key: (*prices.collective(call, mesh, first), host.dispatch_ns("", call, mesh))
+        for key, call in dict(zip(keys, calls, strict=True)).items()
+    }
+    if keys:
+        ns[items], adapter[items], issue[items] = zip(*map(of_key.__getitem__, keys), strict=True)
     return replace(template, ns=ns, issue_ns=issue, adapter=adapter)
 
 
-def _label(calls: tuple[Call, ...]) -> str:
-    """What an item is called in pictures: the collective, or the kernel that most FLOPs are in."""
-    if len(calls) == 1:
-        return calls[0].kind
-    return f"{max(calls, key=lambda call: call.flops).kind} + {len(calls) - 1}"
+def _label(calls: tuple[Call, ...], flops: list[int], begin: int, count: int) -> str:
+    """What an item of ``count`` calls from number ``begin`` on is called in pictures: the collective, or the kernel
+    that most FLOPs are in; ``flops`` are those of each call."""
+    if count == 1:
+        return calls[begin].kind
+    of_item = flops[begin : begin + count]
+    return f"{calls[begin + of_item.index(max(of_item))].kind} + {count - 1}"
 
 
 def _runs(kernel: np.ndarray, dispatch: np.ndarray, begin: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -210,14 +208,14 @@ def _runs(kernel: np.ndarray, dispatch: np.ndarray, begin: np.ndarray) -> tuple[
 def _resolve(calls: tuple[Call, ...]) -> tuple[dict[int, list[tuple[str, int]]], set[int]]:
     """For each call that waits the calls it waits for, as ``(stream, number)`` with -1 for one before the segment; and
     all numbers that are waited for."""
-    issued: dict[str, list[int]] = {}
+    issued: dict[str, list[int]] = defaultdict(list)
     waits: dict[int, list[tuple[str, int]]] = {}
     for number, call in enumerate(calls):
         for stream, back in call.waits:
-            there = issued.get(stream, [])
+            there = issued[stream]
             target = there[-1 - back] if back < len(there) else -1
             waits.setdefault(number, []).append((stream, target))
-        issued.setdefault(call.stream, []).append(number)
+        issued[call.stream].append(number)
     return waits, {target for found in waits.values() for _, target in found}
 
 

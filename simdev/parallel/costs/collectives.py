@@ -97,9 +97,10 @@ def collective_ns(kind: str, payload_bytes: int, members: np.ndarray, cluster: C
     return max(1, round(min(ring, tree)))
 
 
-def adapter_share(kind: str, payload_bytes: int, members: np.ndarray, cluster: Cluster) -> float:
+def adapter_share(kind: str, payload_bytes: int, members: np.ndarray, cluster: Cluster, ns: int | None = None) -> float:
     """How much of a rank's adapter to the network a collective over the ranks ``members`` takes while it runs alone, in
-    each direction: 0 inside a node, 1 where nothing but the adapter decides how long it takes."""
+    each direction: 0 inside a node, 1 where nothing but the adapter decides how long it takes. ``ns`` is its
+    :func:`collective_ns`, if that is known already."""
     _, in_node = np.unique(np.asarray(members) // cluster.gpus, return_counts=True)
     ranks = len(members)
     if len(in_node) == 1:
@@ -108,7 +109,7 @@ def adapter_share(kind: str, payload_bytes: int, members: np.ndarray, cluster: C
         sent = (ranks - in_node.min()) / ranks * payload_bytes
     else:
         sent = PASSES[kind] * (ranks - 1) / ranks * payload_bytes / in_node.min()
-    return _share(sent, collective_ns(kind, payload_bytes, members, cluster), cluster)
+    return _share(sent, ns or collective_ns(kind, payload_bytes, members, cluster), cluster)
 
 
 def send_share(payload_bytes: int, source: int, target: int, cluster: Cluster) -> float:

@@ -292,9 +292,9 @@ class Prices:
         if key not in self._collectives:
             lines = _different(mesh.lines(call.axes) + first, self.cluster)
             what = call.kind, call.payload_bytes
-            ns = max(collective_ns(*what, line, self.cluster) for line in lines)
-            share = max(adapter_share(*what, line, self.cluster) for line in lines)
-            self._collectives[key] = max(1, ns), share
+            ns = [collective_ns(*what, line, self.cluster) for line in lines]
+            shares = (adapter_share(*what, line, self.cluster, one) for line, one in zip(lines, ns, strict=True))
+            self._collectives[key] = max(1, *ns), max(shares)
         return self._collectives[key]
 
 
@@ -334,5 +334,6 @@ def _odd(signature: str) -> float:
 
 def _different(lines: np.ndarray, cluster: Cluster) -> list[np.ndarray]:
     """One of the groups for each way in which groups lie across nodes."""
-    shapes = {tuple(np.unique(line // cluster.gpus, return_counts=True)[1].tolist()): line for line in lines}
-    return list(shapes.values())
+    nodes = np.sort(lines // cluster.gpus, axis=1)
+    borders = np.diff(nodes, axis=1) > 0  # between the members of one node and those of the next one
+    return list({border.tobytes(): line for border, line in zip(borders, lines, strict=True)}.values())

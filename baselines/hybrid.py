@@ -7,7 +7,7 @@ import numpy as np
 from simdev.analysis.steady import each_microbatch_ns
 from simdev.baselines._units import capacities
 from simdev.errors import Unsupported
-from simdev.exact.training import alike_accelerators
+from simdev.exact.training import accelerators_by_kind, reaching
 from simdev.placers.placer import placer
 from simdev.placers.score import Score
 from simdev.problem.graph import PHASES
@@ -25,26 +25,30 @@ UPDATE = PHASES.index("update")
     source="Krizhevsky, arXiv:1404.5997, 2014, section 3; Naumov et al., arXiv:1906.00091, 2019, section 3",
 )
 def hybrid(problem, *, rng, budget):
-    """Copies of all layers on all accelerators of one kind, except of the ``k`` layers with most persistent bytes: each
+    """Copies of all layers on all accelerators of a kind, except of the ``k`` layers with most persistent bytes: each
     of these is on one accelerator or on the first host, and runs there for all microbatches.
 
-    Layers for which an accelerator lacks a kernel are on the host, too. Each ``k`` with either of the two is a
+    Layers for which an accelerator lacks a kernel are on the host, too. Each kind and ``k`` with either of the two is a
     candidate, if its persistent bytes fit (or all, if those of none fit). Candidates are simulated in the order
     of a simple model: the work of a microbatch on the busiest device, its share of all tensors sent to and from layers
     without copies, and its share of the exchange of gradients. For the time of one step there are no copies: the other
     layers are on the first accelerator. The seed has no effect. Raises :class:`Unsupported` if neither the accelerators
     nor the host have all kernels of a layer.
     """
-    model = _Model(problem, alike_accelerators(problem), budget.microbatches)
-    candidates = sorted(model.candidates(), key=lambda found: found[0])
+    teams = [reaching(problem, alike) for alike in accelerators_by_kind(problem)]
+    models = [_Model(problem, team, budget.microbatches) for team in teams]
+    found = [(says, model, home) for model in models for says, home in model.candidates()]
+    found.sort(key=lambda candidate: candidate[0])
     best: tuple[Score, Placement] | None = None
-    for _, home in candidates if budget.open else ():
-        if budget.open:
-            placement = model.placement(home)
-            score = budget.evaluate_placement(placement)
-            if best is None or score < best[0]:
-                best = score, placement
-    return best[1] if best is not None else model.placement(candidates[0][1])
+    for _, model, home in found:
+        placement = model.placement(home)
+        if not budget.open:
+            return best[1] if best is not None else placement
+        score = budget.evaluate_placement(placement)
+        if best is None or score < best[0]:
+            best = score, placement
+    assert best is not None, "each team has a candidate"
+    return best[1]
 
 
 class _Model:

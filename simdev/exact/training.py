@@ -15,12 +15,22 @@ def alike_accelerators(problem: Problem) -> list[int]:
 
     The model has only one kind of accelerator. Raises :class:`Unsupported` if there is no accelerator.
     """
+    return reaching(problem, max(accelerators_by_kind(problem), key=len))
+
+
+def accelerators_by_kind(problem: Problem) -> list[list[int]]:
+    """The accelerators of each kind. Raises :class:`Unsupported` if there is none."""
     kinds: dict[int, list[int]] = {}
     for device in problem.topology.accelerators:
         kinds.setdefault(int(problem.costs.device_row[device]), []).append(device)
     if not kinds:
         raise Unsupported(f"{problem.topology.name} has no accelerator")
-    alike = max(kinds.values(), key=len)
+    return list(kinds.values())
+
+
+def reaching(problem: Problem, alike: list[int]) -> list[int]:
+    """Those of the accelerators ``alike`` that the first one reaches. Raises :class:`Unsupported` if they do not all
+    reach one another."""
     routed = problem.costs.pair_class >= 0
     reached = [
         device for device in alike if device == alike[0] or (routed[alike[0], device] and routed[device, alike[0]])

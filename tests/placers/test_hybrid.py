@@ -86,3 +86,10 @@ def test_a_budget_simulates_replicas_only_with_microbatches():
         Budget(problem, evaluations=1).evaluate_placement(copied)
     straight, budget = Placement(np.zeros(6, int)), Budget(problem, evaluations=1)
     assert budget.evaluate_placement(straight).fits and budget.best.tolist() == [0] * 6
+
+
+def test_of_unequal_accelerators_the_faster_kind_has_the_copies():
+    topology = load_topology("p100x2-v100x2")
+    placement, _ = place(Problem.build(load_workload("transformer-xl-2"), topology), 0)
+    team = np.flatnonzero(placement.replica_of == placement.devices[0])
+    assert [topology.devices[device].kind.name for device in team] == ["v100-pcie-16gb"] * 2

@@ -35,9 +35,9 @@ LINK = "is a link: a result folder holds its files itself"
 MOST_NAMED = 20  # faults of one file that are listed
 
 
-def file_differences(folder: Path, found: list[Row | PlanRow], note: Note) -> list[Difference]:
+def file_differences(folder: Path, found: list[Row | PlanRow], note: Note, *, rerun: bool = False) -> list[Difference]:
     """What is wrong with the files of a folder whose rows are ``found``. ``note`` gets a sentence on everything that is
-    not checked although it may be there."""
+    not checked although it may be there; with ``rerun``, the answers of placers and planners are."""
     results = [row for row in found if isinstance(row, Row)]
     plans = [row for row in found if isinstance(row, PlanRow)]
     wrong, seen, others = repeated(found), set(), files_below(folder)
@@ -76,7 +76,7 @@ def file_differences(folder: Path, found: list[Row | PlanRow], note: Note) -> li
     if read:
         more = f" and {len(read) - MOST_NAMED} more" if len(read) > MOST_NAMED else ""
         note(f"{', '.join(shortened(name, 60) for name in read[:MOST_NAMED])}{more}: for readers")
-    _note_columns(results, plans, seen, note)
+    _note_columns(results, plans, seen, rerun, note)
     return wrong
 
 
@@ -122,10 +122,12 @@ def _named(entry: str) -> str:
     return f"{name}[{json.dumps(given)}]" if given else name
 
 
-def _note_columns(results: list[Row], plans: list[PlanRow], seen: set[str], note: Note) -> None:
+def _note_columns(results: list[Row], plans: list[PlanRow], seen: set[str], rerun: bool, note: Note) -> None:
     for schema, there in ((RESULTS, results), (PLANS, plans)):
         if there:
             note(f"{', '.join(schema.circumstantial)} of {schema.file}: where, when and with what a row was made")
+            if rerun:
+                continue
             solver, proof = ("placer", ", proof") if schema is RESULTS else ("planner", "")
             answer = f"that this version of this {solver} gives the answers of {schema.file}"
             given = "with these rules, params, budget, choices and seed"

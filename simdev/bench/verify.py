@@ -108,7 +108,7 @@ def _verify(folder: Path, check: Check, known, sample, jobs, on_row, on_skip, on
     ]
     on_rows(found)
     differences = [Difference(name, "", "", sentence) for name, sentence in faults(folder)]
-    differences += digest_differences(folder) + file_differences(folder, found, on_note)
+    differences += digest_differences(folder) + file_differences(folder, found, on_note, rerun=check.rerun)
     chosen = found if sample is None else [found[i] for i in _evenly(len(found), sample)]
     if len(chosen) < len(found):
         on_note(f"{len(found) - len(chosen)} of {len(found)} rows: --sample leaves them out")

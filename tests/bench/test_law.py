@@ -178,6 +178,13 @@ def test_names_of_the_authors_own_are_named(folder):
     )
 
 
+@pytest.mark.parametrize("rerun", [False, True])
+def test_answers_of_placers_are_unchecked_without_a_rerun_only(folder, rerun):
+    notes = []
+    verify.verify(folder, engine="fast", rerun=rerun, on_note=notes.append)
+    assert any("only --rerun shows it" in note for note in notes) != rerun
+
+
 def test_a_hidden_lower_bound_is_named(folder, tmp_path):
     """What was possible: a row that says that its bound failed shows no gap, and no line says why."""
     out = rewritten(folder, tmp_path, lambda table: table[0].update({"lower_bound_s": "", "bound_method": "timeout"}))

@@ -144,6 +144,7 @@ def test_a_budget_may_limit_evaluations_and_seconds():
             parse_budget(wrong)
 
 
+@pytest.mark.slow
 def test_a_budget_in_processor_seconds_does_not_count_waiting(graphs, tmp_path):
     found = {}
     for budget in ("seconds=0.5", "processor=0.5"):
@@ -498,6 +499,7 @@ def test_rows_that_are_kept_take_a_bound_found_later(graphs, tmp_path):
     assert after == replace(before, lower_bound_ns=1, bound_method="another")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_bench_loses_nothing_and_goes_on(graphs, tmp_path, how):
     """Three runs end; all others wait for a file, which comes after the interruption."""

@@ -123,6 +123,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_runs_lost_with_the_scheduler_are_no_rows_and_are_executed_by_the_same_bench(tmp_path):
     graph = make_graph(tmp_path / "small.npz")
     (tmp_path / "scheduler.py").write_text(SCHEDULER)

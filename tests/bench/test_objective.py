@@ -60,6 +60,7 @@ def test_a_bench_for_throughput_ranks_by_the_steady_time(small, tmp_path):
     assert {difference.column for difference in verify(tmp_path / "out", jobs=1)} >= {"digest"}
 
 
+@pytest.mark.slow
 def test_replicas_are_part_of_a_row_and_verified(small, tmp_path):
     folder, problem = small
     runs = plan(

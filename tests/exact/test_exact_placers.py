@@ -52,6 +52,7 @@ def small(seed):
     )
 
 
+@pytest.mark.slow
 def test_finds_the_optimum_of_most_small_problems():
     found, best = [], []
     for seed in range(25):

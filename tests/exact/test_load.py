@@ -247,6 +247,7 @@ def test_ctrl_c_returns_the_best_so_far(monkeypatch, ctrl_c):
     assert simple_bound(problem) - 1e-9 <= found.bound <= found.largest
 
 
+@pytest.mark.slow
 def test_exchange_between_few_processors_improves_a_split():
     problem = hard_problem(24)
     start, classes = np.arange(24) % 5, colour_classes(problem)

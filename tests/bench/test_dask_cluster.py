@@ -172,7 +172,12 @@ def test_another_simdev_on_a_worker_is_refused(cluster, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, status", [("slow[seconds=600.0]", "timeout"), ("glutton", "memory"), ("suicidal", "memory")]
+    "name, status",
+    [
+        pytest.param("slow[seconds=600.0]", "timeout", marks=pytest.mark.slow),
+        ("glutton", "memory"),
+        ("suicidal", "memory"),
+    ],
 )
 def test_limits_hold_on_a_worker(tmp_path, name, status):
     graph = make_graph(tmp_path / "small.npz")

@@ -76,6 +76,7 @@ def test_a_planner_that_takes_too_much_memory_or_says_too_much_is_a_row(tmp_path
     assert found["talker"][0] == "error" and len(found["talker"][1]) < 500
 
 
+@pytest.mark.slow
 def test_a_planner_that_never_ends_is_a_row(tmp_path):
     begin = time.monotonic()
     found = outcomes(run(odd("endless", "deaf", "sleeper"), tmp_path, limits=Limits(2, 2 << 30)))

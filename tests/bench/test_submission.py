@@ -222,6 +222,7 @@ HUGE = "".join(
 )
 
 
+@pytest.mark.slow
 def test_a_machine_that_takes_for_ever_is_given_up(tmp_path):
     from small_board import MACHINE as SMALL
     from small_board import small_board

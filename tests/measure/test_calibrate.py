@@ -222,6 +222,7 @@ def test_without_addresses_blocks_match_by_size_and_without_totals_nothing_is_me
     assert (peak.measured_bytes, peak.predicted_bytes, peak.unknown) == (-1, 3072, 0)
 
 
+@pytest.mark.slow
 def test_the_public_trace(data_dir):
     (peak,) = replay_memory(read_trace(data_dir / "hta" / "df_index_resolver.json.gz"))
     assert peak.measured_bytes == 6629508096

@@ -143,6 +143,7 @@ def test_an_archive_is_one_trace_per_rank(tmp_path):
     assert [trace.rank for trace in read_traces(tmp_path / "all.tar.gz")] == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_long_trace_takes_little_memory(tmp_path):
     tracemalloc = pytest.importorskip("tracemalloc")
     row = json.dumps(x("python_function", "f" * 900, 1, 1))
@@ -476,6 +477,7 @@ def test_noise_does_not_mind_one_odd_step():
     assert noise(np.array([182.0, 124, 127, 126, 163, 116])) > 0.05
 
 
+@pytest.mark.slow
 def test_the_public_traces_replay_within_their_noise(data_dir):
     for pattern in ("kineto/*1623143089861*", "hta/rank-0*"):
         r = replay(read_trace(next(data_dir.glob(pattern))))

@@ -201,6 +201,7 @@ def test_runs_are_shared_by_what_they_capture():
     assert sum(map(len, keys)) == len(set().union(*keys)) == 6
 
 
+@pytest.mark.slow
 def test_two_processes_give_what_one_gives(tmp_path):
     (tmp_path / "kineto").mkdir()
     for name in "ab":

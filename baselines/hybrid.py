@@ -22,19 +22,20 @@ UPDATE = PHASES.index("update")
     version=1,
     family="expert",
     searches=True,
-    source="Krizhevsky, arXiv:1404.5997, 2014, section 3; Naumov et al., arXiv:1906.00091, 2019, section 3",
+    source="Naumov et al., arXiv:1906.00091, 2019, section 3",
 )
 def hybrid(problem, *, rng, budget):
     """Copies of all layers on all accelerators of a kind, except of the ``k`` layers with most persistent bytes: each
     of these is on one accelerator or on the first host, and runs there for all microbatches.
 
-    Layers for which an accelerator lacks a kernel are on the host, too. Each kind and ``k`` with either of the two is a
-    candidate, if its persistent bytes fit (or all, if those of none fit). Candidates are simulated in the order of a
-    simple model: the work of a microbatch on the busiest device, its share of all tensors sent to and from layers
-    without copies, and its share of the exchange of gradients. Of memory, the model knows persistent bytes alone, so
-    the first candidates may not fit. For the time of one step there are no copies: the other layers are on the first
-    accelerator. The seed has no effect. Raises :class:`Unsupported` if neither the accelerators nor the host have all
-    kernels of a layer.
+    Naumov et al. divide the embedding tables among the accelerators and copy the other layers; that ``k`` is sought,
+    and the host, are departures. Layers for which an accelerator lacks a kernel are on the host, too. Each kind and
+    ``k`` with either of the two is a candidate, if its persistent bytes fit (or all, if those of none fit). Candidates
+    are simulated in the order of a simple model: the work of a microbatch on the busiest device, its share of all
+    tensors sent to and from layers without copies, and its share of the exchange of gradients. Of memory, the model
+    knows persistent bytes alone, so the first candidates may not fit. For the time of one step there are no copies: the
+    other layers are on the first accelerator. The seed has no effect. Raises :class:`Unsupported` if neither the
+    accelerators nor the host have all kernels of a layer.
     """
     teams = [reaching(problem, alike) for alike in accelerators_by_kind(problem)]
     models = [_Model(problem, team, budget.microbatches) for team in teams]

@@ -125,6 +125,24 @@ class Budget:
         If fewer than ``k`` evaluations are left, only the first rows are simulated: compare ``len`` of the result.
         ``below`` and the errors are those of :meth:`evaluate`.
         """
+        return self._scores(devices, priority, below, {})
+
+    def evaluate_placement(self, placement: Placement) -> Score:
+        """Simulate one placement with all that it says, replicas included: one evaluation.
+
+        Raises :class:`BudgetExhausted` if nothing is left, and :class:`InvalidInput` if the placement breaks its
+        contract or has replicas without microbatches.
+        """
+        copies: dict[str, Any] = {}
+        if placement.replica_of is not None:
+            copies = {"replica_of": placement.replica_of, "replicated": placement.replicated}
+            if not self.microbatches:
+                raise InvalidInput("replicas need microbatches", source="placement", field="replica_of")
+        priority = None if placement.priority is None else placement.priority[None]
+        return self._scores(placement.devices[None], priority, None, copies)[0]
+
+    def _scores(self, devices: np.ndarray, priority: np.ndarray | None, below: int | None, copies: dict) -> list[Score]:
+        """:meth:`evaluate_many`; ``copies``: ``replica_of`` and ``replicated`` of all rows, if there are replicas."""
         from simdev.sim import simulate_many  # imported late: reading a placer must not load the compiler
 
         left = self.evaluations - self.used if self._promised else self.left
@@ -136,35 +154,15 @@ class Budget:
         if below is not None:  # a placement that may be the new best needs its memory
             below = None if self.best_step_ns is None else max(below, self.best_step_ns)
         given: dict[str, Any] = {} if priority is None else {"priority": np.asarray(priority)[: len(devices)]}
-        outcome = (self.simulate or simulate_many)(self.problem, devices, below=below, **given)
+        outcome = (self.simulate or simulate_many)(self.problem, devices, below=below, **given, **copies)
         scores = [
             Score(step_ns, overflow if overflow >= 0 else None)
             for step_ns, overflow in zip(outcome.step_ns.tolist(), outcome.overflow_bytes.tolist(), strict=True)
         ]
         for row, score in enumerate(scores):
             self.used += 1
-            self.note(score, devices[row], None if priority is None else priority[row])
+            self.note(score, devices[row], None if priority is None else priority[row], **copies)
         return scores
-
-    def evaluate_placement(self, placement: Placement) -> Score:
-        """Simulate one placement with all that it says, replicas included: one evaluation.
-
-        Raises :class:`BudgetExhausted` if nothing is left, and :class:`InvalidInput` if the placement breaks its
-        contract or has replicas without microbatches.
-        """
-        if placement.replica_of is None:
-            return self.evaluate(placement.devices, priority=placement.priority)
-        if not self.microbatches or self.simulate is None:
-            raise InvalidInput("replicas need microbatches", source="placement", field="replica_of")
-        if not (self._promised or self.left):
-            raise BudgetExhausted(f"the budget is used up after {self.used} evaluations")
-        self._promised = False
-        copies = {"replica_of": placement.replica_of, "replicated": placement.replicated}
-        outcome = self.simulate(self.problem, placement.devices[None], **copies)
-        score = Score(int(outcome.step_ns[0]), int(outcome.overflow_bytes[0]))
-        self.used += 1
-        self.keep(score, placement)
-        return score
 
     def try_moves(self, simulator: Simulator, units: np.ndarray, devices: np.ndarray, *, below: int) -> np.ndarray:
         """The step times, int64 ``(k,)``, after each of ``k`` moves of one unit by itself, ``units`` and ``devices``
@@ -212,13 +210,8 @@ class Budget:
         self.used += evaluations
         self._promised = False
 
-    def note(self, score: Score, devices: np.ndarray, priority: np.ndarray | None) -> None:
-        """Keep the placement if it is the best so far."""
+    def note(self, score: Score, devices: np.ndarray, priority: np.ndarray | None, **copies: np.ndarray | None) -> None:
+        """Keep the placement if it is the best so far; ``copies``: its ``replica_of`` and ``replicated``."""
         if score.fits and (self.best_step_ns is None or score.step_ns < self.best_step_ns):
-            self.keep(score, Placement(devices, priority))
-
-    def keep(self, score: Score, placement: Placement) -> None:
-        """The same of a placement with all that it says."""
-        if score.fits and (self.best_step_ns is None or score.step_ns < self.best_step_ns):
-            self.best_step_ns, self.best_placement = score.step_ns, placement
+            self.best_step_ns, self.best_placement = score.step_ns, Placement(devices, priority, **copies)
             self.curve.append((self.used, self.elapsed, score.step_ns))

@@ -95,11 +95,23 @@ def _model(rows, units, rate):
         def forward(self, ids):
             return Lookup.apply(self.weight, ids)
 
+    class Exchange(torch.autograd.Function):
+        """The vectors side by side. The gradient is cut into copies, as the exchange of a hybrid sends them (Naumov et
+        al. 2019, section 4): a table on another device is sent its own part, not a view into all of it."""
+
+        @staticmethod
+        def forward(ctx, *vectors):
+            return torch.stack(vectors, dim=1)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return tuple(part.contiguous() for part in gradient.unbind(1))
+
     class Interaction(nn.Module):
         """Dot products of all pairs of the 27 vectors, after the dense vector itself (section 2.1.3)."""
 
         def forward(self, dense, looked_up):
-            vectors = torch.stack([dense, *looked_up], dim=1)
+            vectors = Exchange.apply(dense, *looked_up)
             products = torch.bmm(vectors, vectors.transpose(1, 2))
             count = vectors.shape[1]
             row, column = torch.tril_indices(count, count, -1, device=dense.device)

@@ -150,3 +150,9 @@ def shrunk(weights: np.ndarray, largest_total: int = 1 << 30) -> np.ndarray:
     """
     scale = min(1.0, largest_total / max(1, int(weights.sum())))
     return np.maximum(1, (weights * scale).astype(np.int64))
+
+
+def copyable(problem: Problem) -> np.ndarray | None:
+    """Which ops may have copies (R10), as :class:`simdev.Placement` takes it: None if all may."""
+    fixed = problem.graph.updated_in_backward
+    return ~fixed if fixed.any() else None

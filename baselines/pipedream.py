@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from simdev.baselines._units import copyable
 from simdev.errors import Unsupported
 from simdev.exact.contract import contract
 from simdev.exact.merge import merge_cheapest, merge_dominated
@@ -31,7 +32,8 @@ def pipedream(problem, *, rng, budget, replicas):
     their links. The replicas of a stage exchange gradients once for each microbatch in the paper, and once for all
     microbatches of a step here, so each microbatch pays its share. The planner's memory rule (off by default there)
     counts weights that are stashed for each minibatch in flight; here there are none, so memory is ignored. Larger
-    graphs are merged to 400 layers first. The seed has no effect.
+    graphs are merged to 400 layers first. What the backward phase changes in place has no copies (R10): it is on the
+    first device of its stage. The seed has no effect.
     """
     accelerators = alike_accelerators(problem)
     pairs = [(a, b) for a in accelerators for b in accelerators if a != b]
@@ -54,7 +56,10 @@ def pipedream(problem, *, rng, budget, replicas):
         device[[layer - 1 for layer in stage.layers if layer]] = team[0]
         replica_of[team] = team[0]
         used += stage.replicas
-    return Placement(device[classes.class_of], replica_of=replica_of if used > len(found.stages) else None)
+    devices = device[classes.class_of]
+    if used == len(found.stages):
+        return Placement(devices)
+    return Placement(devices, replica_of=replica_of, replicated=copyable(problem))
 
 
 def _profile(problem, classes, microbatches: int) -> Profile:

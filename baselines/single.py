@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from simdev.baselines._units import copyable
 from simdev.errors import Unsupported
 from simdev.exact.training import alike_accelerators
 from simdev.placers.placer import placer
@@ -22,8 +23,9 @@ def single_cpu(problem, *, rng, budget):
 def single_gpu(problem, *, rng, budget, replicas):
     """All ops on the accelerator where their total time is least, whether they fit in memory or not.
 
-    If ``replicas`` is true, all accelerators of the same kind are replicas of it: data parallelism. This needs the
-    objective throughput or serve; for the time of one step, it raises :class:`Unsupported`.
+    If ``replicas`` is true, all accelerators of the same kind are replicas of it: data parallelism. What the backward
+    phase changes in place is on the first alone (R10). This needs the objective throughput or serve; for the time of
+    one step, it raises :class:`Unsupported`.
     """
     alone = _all_on(problem, problem.topology.accelerators)
     if not replicas:
@@ -33,7 +35,7 @@ def single_gpu(problem, *, rng, budget, replicas):
     of, alike = np.arange(problem.topology.n_devices), alike_accelerators(problem)
     if alone.devices[0] in alike:
         of[alike] = alone.devices[0]
-    return Placement(alone.devices, replica_of=of)
+    return Placement(alone.devices, replica_of=of, replicated=copyable(problem))
 
 
 def _all_on(problem, candidates):

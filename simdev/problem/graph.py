@@ -159,6 +159,18 @@ class ComputationGraph:
         return int(self.unit_of_op.max(initial=-1)) + 1
 
     @cached_property
+    def updated_in_backward(self) -> np.ndarray:
+        """bool ``(n,)``: the ops of each unit whose parameters its backward ops change: a forward op of it holds
+        persistent bytes, and it has a backward op, but no update. A fused optimiser does that, such as that of the
+        large tables of DLRM."""
+        forward, backward, update = (self.op_phase == phase for phase in range(len(PHASES)))
+        held, changed, updated = (
+            np.bincount(self.unit_of_op, which, self.n_units) > 0
+            for which in (forward & (self.op_persistent_bytes > 0), backward, update)
+        )
+        return _frozen((held & changed & ~updated)[self.unit_of_op])
+
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 (hex, 16 characters) of everything but the graph's name and ``meta``."""
         digest = hashlib.sha256()

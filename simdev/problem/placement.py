@@ -136,7 +136,7 @@ class Placement:
 
     def _check_replicas(self, problem: Problem, source: object) -> None:
         """Each replica must have kernels for the ops that it copies and routes to all devices in use; ops that are
-        placed on it, and whole colocation groups, have no copies or all."""
+        placed on it, and whole colocation groups, have no copies or all. What the backward phase changes has none."""
         graph, topology, costs, of = problem.graph, problem.topology, problem.costs, self.replica_of
         assert of is not None
 
@@ -164,6 +164,15 @@ class Placement:
         if len(bad):
             name = graph.op_names[bad[0]]
             raise InvalidInput(f"op {name!r} differs from its colocation group", source=source, field="replicated")
+        shared = np.isin(self.devices, of[replicas]) & self.has_copies
+        bad = np.flatnonzero(shared & graph.updated_in_backward)
+        if len(bad):
+            raise InvalidInput(
+                f"op {graph.op_names[bad[0]]!r} is one of a colocation group whose persistent bytes the backward phase "
+                "changes: its copies would differ",
+                source=source,
+                field="replicated",
+            )
         holds = np.isin(np.arange(len(of)), self.devices)
         used = np.flatnonzero(holds | np.isin(of, np.unique(self.devices[self.has_copies])))
         apart = (costs.pair_class[np.ix_(used, used)] < 0) & ~np.eye(len(used), dtype=bool)

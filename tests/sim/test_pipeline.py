@@ -299,6 +299,24 @@ def test_replicas_without_microbatches_are_refused():
         simulate(p, Placement(np.zeros(2, int), replica_of=np.zeros(2, int)))
 
 
+def test_what_the_backward_phase_changes_has_no_copies():
+    """A table that its backward op changes in place, as a fused optimiser does: each copy would hold another table."""
+    b = GraphBuilder("fused")
+    table = b.op("table", "parameter", outputs=[0], persistent_bytes=100, group="table")
+    x = b.op("x", "op", inputs=b.outputs(table), outputs=[1])
+    y = b.op("y", "op", inputs=b.outputs(x), outputs=[1], phase="backward")
+    b.op("change", "op", inputs=b.outputs(y), phase="backward", group="table")
+    p = problem(b, machine(2), [1, 4, 4, 2])
+    assert p.graph.updated_in_backward.tolist() == [True, False, False, True]
+    copied = {"devices": np.zeros(4, int), "replica_of": np.zeros(2, int)}
+    with pytest.raises(InvalidInput, match="replicated: op 'table' is one of a colocation group .* would differ"):
+        simulate_pipeline(p, Placement(**copied), 4, "1f1b")
+    report = simulate_pipeline(p, Placement(**copied, replicated=np.array([0, 1, 1, 0])), 4, "1f1b")
+    assert report.placement.devices[[name.startswith("change") for name in report.problem.graph.op_names]].max() == 0
+    b.op("u", "sgd", inputs=b.outputs(y), phase="update", group="table")
+    assert not b.build().updated_in_backward.any()
+
+
 def gradient_on_a_team(r, microbatches, size=7, **costs):
     """A backward op whose gradient an update reads, on one team of ``r`` devices; links of 10 ns and 1 ns per byte."""
     b = GraphBuilder("gradient")

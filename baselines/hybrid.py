@@ -9,7 +9,6 @@ from simdev.baselines._units import capacities
 from simdev.errors import Unsupported
 from simdev.exact.training import accelerators_by_kind, reaching
 from simdev.placers.placer import placer
-from simdev.placers.score import Score
 from simdev.problem.graph import PHASES
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
@@ -17,9 +16,14 @@ from simdev.problem.problem import Problem
 UPDATE = PHASES.index("update")
 
 
+TRIES = 100  # moves for each layer at most
+FIXED_SHARE = 0.8  # of moves: those of layers without copies
+SWAPS = 0.3  # of moves: two layers without copies change places
+
+
 @placer(
     "hybrid",
-    version=1,
+    version=2,
     family="expert",
     searches=True,
     source="Naumov et al., arXiv:1906.00091, 2019, section 3",
@@ -29,28 +33,41 @@ def hybrid(problem, *, rng, budget):
     of these is on one accelerator or on the first host, and runs there for all microbatches.
 
     Naumov et al. divide the embedding tables among the accelerators and copy the other layers; that ``k`` is sought,
-    and the host, are departures. Layers for which an accelerator lacks a kernel are on the host, too. Each kind and
-    ``k`` with either of the two is a candidate, if its persistent bytes fit (or all, if those of none fit). Candidates
-    are simulated in the order of a simple model: the work of a microbatch on the busiest device, its share of all
-    tensors sent to and from layers without copies, and its share of the exchange of gradients. Of memory, the model
-    knows persistent bytes alone, so the first candidates may not fit. For the time of one step there are no copies: the
-    other layers are on the first accelerator. The seed has no effect. Raises :class:`Unsupported` if neither the
-    accelerators nor the host have all kernels of a layer.
+    and the host, are departures, and so is the climb. Layers that change in the backward phase have no copies for any
+    ``k`` (R10). Layers for which an accelerator lacks a kernel are on the host, too. Each kind and ``k`` with either of
+    the two is a candidate, if its persistent bytes fit (or all, if those of none fit). Candidates are simulated in the
+    order of a simple model: the work of a microbatch on the busiest device, its share of all tensors sent to and from
+    layers without copies, and its share of the exchange of gradients. Of memory, the model knows persistent bytes
+    alone, so the first candidates may not fit. Candidates take half of the budget at most. The rest is a climb from the
+    best: a random layer goes to another accelerator, to the host, or to all as copies, or two layers without copies
+    change places. For the time of one step there are no copies: the other layers are on the first accelerator. Raises
+    :class:`Unsupported` if neither the accelerators nor the host have all kernels of a layer.
     """
     teams = [reaching(problem, alike) for alike in accelerators_by_kind(problem)]
     models = [_Model(problem, team, budget.microbatches) for team in teams]
     found = [(says, model, home) for model in models for says, home in model.candidates()]
     found.sort(key=lambda candidate: candidate[0])
-    best: tuple[Score, Placement] | None = None
-    for _, model, home in found:
-        placement = model.placement(home)
+    _, model, home = found[0]
+    if not budget.open:
+        return model.placement(home)
+    most = budget.left / 2
+    best = budget.evaluate_placement(model.placement(home))
+    for _, other, there in found[1:]:
+        if not budget.open or budget.left < most:
+            break
+        score = budget.evaluate_placement(other.placement(there))
+        if score < best:
+            best, model, home = score, other, there
+    layers = np.flatnonzero((model.held > 0) | (home >= 0))
+    for _ in range(TRIES * len(layers)):
         if not budget.open:
-            return best[1] if best is not None else placement
-        score = budget.evaluate_placement(placement)
-        if best is None or score < best[0]:
-            best = score, placement
-    assert best is not None, "each team has a candidate"
-    return best[1]
+            break
+        there = model.changed(home, layers, rng)
+        if there is not None:
+            score = budget.evaluate_placement(model.placement(there))
+            if score <= best:
+                best, home = score, there
+    return model.placement(home)
 
 
 class _Model:
@@ -69,6 +86,7 @@ class _Model:
         durations = each_microbatch_ns(problem)
         self.work = np.array([np.bincount(self.layer, np.maximum(row, 0), n) for row in durations])
         self.supported = np.array([np.bincount(self.layer, row < 0, n) == 0 for row in durations])
+        self.fixed = np.bincount(self.layer, graph.updated_in_backward & (microbatches > 0), n) > 0
         before = graph.op_phase[graph.edge_source] < UPDATE
         into = before & (graph.op_phase[graph.consumers] == UPDATE)
         gradient = np.unique(graph.edge_tensor[into & ~graph.tensor_persistent[graph.edge_tensor]])
@@ -84,8 +102,9 @@ class _Model:
         if host is None and not ours.all():
             first = self.problem.graph.layers[int(np.argmin(ours))]
             raise Unsupported(f"no device that the accelerators reach has all kernels of layer {first!r}")
-        order = np.argsort(-self.held, kind="stable")
-        order = order[(self.held[order] > 0) & ours[order]]
+        order = np.lexsort((-self.held, ~self.fixed))
+        order = order[((self.held[order] > 0) | self.fixed[order]) & ours[order]]
+        least = int(self.fixed[order].sum())
         found: list[tuple[tuple[float, float, int], np.ndarray]] = []
         for holders in [self.team, *([] if host is None else [[host]])]:
             home, held = np.where(ours, -1, -1 if host is None else host), np.zeros(len(holders))
@@ -94,9 +113,28 @@ class _Model:
                     to = int(np.argmin(held))
                     home[order[k - 1]] = holders[to]
                     held[to] += self.held[order[k - 1]]
-                if k or not found:
+                if k > least or (k == least and (k or not found)):
                     found.append(((*self.modelled(home), k), home.copy()))
         return [one for one in found if one[0][0] == 0] or found
+
+    def changed(self, home: np.ndarray, layers: np.ndarray, rng: np.random.Generator) -> np.ndarray | None:
+        """``home`` after a random move of one of the ``layers``, or None if it has nowhere to go."""
+        changed, placed = home.copy(), np.flatnonzero(home >= 0)
+        if len(placed) > 1 and rng.random() < SWAPS:
+            one, other = rng.choice(placed, 2, replace=False)
+            changed[one], changed[other] = home[other], home[one]
+        else:
+            some = placed if len(placed) and rng.random() < FIXED_SHARE else layers
+            layer, host = rng.choice(some), self.host()
+            homes = [*self.team, *([] if self.fixed[layer] else [-1]), *([] if host is None else [host])]
+            homes = [to for to in homes if to != home[layer] and self.runs(layer, to)]
+            if homes:
+                changed[layer] = rng.choice(homes)
+        return None if (changed == home).all() else changed
+
+    def runs(self, layer: int, home: int) -> bool:
+        """Whether the devices have all kernels of a layer."""
+        return bool(self.supported[self.team if home < 0 else [home], layer].all())
 
     def host(self) -> int | None:
         """The first host, if it has all kernels and the accelerators reach it."""

@@ -5,8 +5,10 @@ and ``loss``.
 
 The tables have the row counts of MLPerf's reference, cut to ``max_rows`` each; with ``max_rows=40000000`` nothing is
 cut and they take 104.5 GB. A feature has one id, as in Criteo's logs. A table's gradient touches at most ``batch``
-rows, so the backward pass adds it straight into the table (stochastic gradient descent fused into the backward pass, as
-in FBGEMM's table-batched embeddings): no dense gradient exists, and the optimiser updates the MLPs alone.
+rows. Where a table has more rows than that, the backward pass adds it straight into the table (stochastic gradient
+descent fused into the backward pass, as in FBGEMM's table-batched embeddings), and no dense gradient exists. The
+optimiser updates the MLPs and the smaller tables, whose gradients are dense, as those of TorchRec's tables that are
+data-parallel: so these tables may be copied to many devices.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ def dlrm(batch, max_rows, units, rate):
 
     model, dense, ids = _model_and_clicks(batch, max_rows, units, rate)
     clicked = torch.randint(2, (batch,)).float()
-    dense_parameters = [parameter for name, parameter in model.named_parameters() if not name.startswith("table")]
-    optimizer = torch.optim.SGD(dense_parameters, lr=rate)
+    fused = {id(module.weight) for module in model.modules() if getattr(module, "fused", False)}
+    optimizer = torch.optim.SGD([one for one in model.parameters() if id(one) not in fused], lr=rate)
     return TrainingStep(model, (dense, clicked, *ids), lambda model, *inputs: model(*inputs), optimizer)
 
 
@@ -62,11 +64,11 @@ def _model_and_clicks(batch, max_rows, units, rate):
     import torch
 
     rows = [min(count, max_rows) for count in CRITEO_ROWS]
-    model = _model(rows, units, rate)
+    model = _model(rows, units, rate, batch)
     return model, torch.rand(batch, 13), [torch.randint(count, (batch,)) for count in rows]
 
 
-def _model(rows, units, rate):
+def _model(rows, units, rate, batch):
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -91,9 +93,10 @@ def _model(rows, units, rate):
             super().__init__()
             bound = count**-0.5
             self.weight = nn.Parameter(torch.empty(count, units).uniform_(-bound, bound))
+            self.fused = count > batch
 
         def forward(self, ids):
-            return Lookup.apply(self.weight, ids)
+            return Lookup.apply(self.weight, ids) if self.fused else F.embedding(ids, self.weight)
 
     class Exchange(torch.autograd.Function):
         """The vectors side by side. The gradient is cut into copies, as the exchange of a hybrid sends them (Naumov et

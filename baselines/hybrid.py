@@ -62,11 +62,11 @@ def hybrid(problem, *, rng, budget):
     for _ in range(TRIES * len(layers)):
         if not budget.open:
             break
-        there = model.changed(home, layers, rng)
-        if there is not None:
-            score = budget.evaluate_placement(model.placement(there))
+        moved = model.changed(home, layers, rng)
+        if moved is not None:
+            score = budget.evaluate_placement(model.placement(moved))
             if score <= best:
-                best, home = score, there
+                best, home = score, moved
     return model.placement(home)
 
 

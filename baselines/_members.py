@@ -21,6 +21,7 @@ MEMBERS: tuple[tuple[str, dict], ...] = (
 
 
 PIPELINE: tuple[tuple[str, dict], ...] = (("dpl", {}), ("pipedream", {"replicas": False}))
+COPIES: tuple[tuple[str, dict], ...] = (("single-gpu", {"replicas": True}), ("hybrid", {}))
 
 
 def constructed(problem: Problem, rng: np.random.Generator, microbatches: int = 0) -> Iterator[Placement]:
@@ -42,3 +43,12 @@ def constructed(problem: Problem, rng: np.random.Generator, microbatches: int = 
             except Unsupported:
                 continue
     yield Placement.of_units(problem, starts(problem, choices(problem))[1])
+
+
+def copied(problem: Problem, rng: np.random.Generator, microbatches: int) -> Iterator[Placement]:
+    """Placements with replicas for so many ``microbatches``: of all ops, and of all but what does not fit together."""
+    for name, params in COPIES if microbatches else ():
+        try:
+            yield SHELF[name].place(problem, rng=rng, budget=Budget(problem, microbatches=microbatches), **params)
+        except Unsupported:
+            continue

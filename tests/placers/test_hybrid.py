@@ -27,13 +27,13 @@ def two_tables(held, memory, devices=2):
     return drawn_problem(b, machine(devices, memory=memory), [1, 50, 1, 50, 400, 600])
 
 
-def place(problem, evaluations=50, microbatches=12):
+def place(problem, evaluations=50, microbatches=12, name="hybrid"):
     from simdev.bench.objective import Objective
 
     objective = Objective("1f1b", microbatches)
     given = {"simulate": objective.simulate_many, "microbatches": microbatches} if microbatches else {}
     budget = Budget(problem, evaluations=evaluations, **given)
-    spec, params = find_placer("hybrid")
+    spec, params = find_placer(name)
     placement = spec.place(problem, rng=np.random.default_rng(0), budget=budget, **params)
     placement.check(problem)
     return placement, budget
@@ -63,6 +63,29 @@ def test_tables_that_do_not_are_divided_and_the_rest_is_copied(evaluations):
     divided = steady_ns(problem, Placement(np.array([0, 0, 1, 1, 0, 0])))
     assert steady_ns(problem, placement) < 0.7 * divided
     assert (budget.used > 0) == (evaluations > 0)
+
+
+def test_a_portfolio_knows_placements_with_copies():
+    for held, partly in ((400, False), (700, True)):
+        problem = two_tables(held, 1000)
+        placement, budget = place(problem, name="portfolio")
+        assert placement.replica_of is not None and (placement.replicated is not None) == partly
+        assert budget.best_placement.hash == placement.hash
+
+
+def test_layers_without_copies_change_places():
+    """Four tables of equal size, of which two send much: by bytes alone, both would be on the first device."""
+    b = GraphBuilder("tables")
+    found = []
+    for number, sent in enumerate([2000, 1, 2000, 1]):
+        table = b.op(f"t{number}/table", "parameter", outputs=[0], persistent_bytes=400, layer=f"t{number}")
+        found += b.outputs(b.op(f"t{number}/up", "op", inputs=b.outputs(table), outputs=[sent], layer=f"t{number}"))
+    y = b.op("dense/y", "op", inputs=found, outputs=[1], layer="dense")
+    b.op("dense/back", "op", inputs=b.outputs(y), phase="backward", layer="dense")
+    problem = drawn_problem(b, machine(2, memory=9000), [1, 50, 1, 50, 1, 50, 1, 50, 400, 600])
+    problem.graph.__dict__["updated_in_backward"] = np.array([True] * 8 + [False] * 2)  # so that no table is copied
+    scores = [place(problem, evaluations)[1].best_step_ns for evaluations in (1, 60)]
+    assert scores[1] < scores[0]
 
 
 def test_one_step_has_no_copies():

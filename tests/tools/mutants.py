@@ -190,6 +190,11 @@ MUTANTS = {
             "np.flatnonzero(placement.replica_of == device)",
         ),
     ],
+    ("simdev/problem/graph.py", PIPELINE): [
+        ("(held & changed & ~updated)[self.unit_of_op]", "(held & changed)[self.unit_of_op]"),
+        ("(held & changed & ~updated)[self.unit_of_op]", "(changed & ~updated)[self.unit_of_op]"),
+        ("(held & changed & ~updated)[self.unit_of_op]", "(held & ~updated)[self.unit_of_op]"),
+    ],
     ("simdev/sim/pipeline.py", PIPELINE): [
         ("half = count - 1 - count // 2", "half = count // 2"),
         ("length = half // period * period or half", "length = half"),

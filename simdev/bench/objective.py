@@ -53,6 +53,11 @@ class Objective:
     microbatches: int = 0
     inference: bool = False
 
+    @property
+    def pipeline(self) -> str:
+        """What passes through a pipeline; empty if one step or query is simulated."""
+        return ("queries" if self.inference else "microbatches") if self.microbatches else ""
+
     def check(self, rules: Rules) -> None:
         """Raise :class:`InvalidInput` unless a pipeline can run under ``rules``; it has an order of its own (R10)."""
         if self.microbatches and (rules.order != "fifo" or rules.runtime != "dataflow"):

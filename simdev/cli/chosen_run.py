@@ -33,11 +33,8 @@ def chosen_run(run: Path, workload: str | None, topology: str | None, placer: st
 
     if run.is_dir():
         row = _best_row(run, workload, topology, placer)
-        if isinstance(row, PlanRow):
-            return report_of(run, row)
-        problem, placement = _stored(run, row)
-    else:
-        problem, placement = _from_file(run, workload, topology, placer)
+        return report_of(run, row) if isinstance(row, PlanRow) else _explained(run, row)
+    problem, placement = _from_file(run, workload, topology, placer)
     return Explanation(problem, placement, sim.simulate(problem, placement))
 
 
@@ -45,20 +42,14 @@ def compared_runs(folder: Path, workload: str | None, topology: str | None, befo
     """The runs of two placers on one problem of a result folder, as :class:`Explanation`, and the names of both.
 
     The first is that of ``before``, the second that of ``placer`` (default: the best)."""
-    from simdev import sim
     from simdev.bench.rows import Row
-    from simdev.report.explain import Explanation
 
     if not folder.is_dir():
         raise InvalidInput("--before compares the runs of a result folder", source=folder)
     rows = [_best_row(folder, workload, topology, name) for name in (before, placer)]
     if not all(isinstance(row, Row) for row in rows):
         raise InvalidInput("--before compares placements, not plans", source=folder)
-    found = []
-    for row in rows:
-        problem, placement = _stored(folder, row)
-        found.append(Explanation(problem, placement, sim.simulate(problem, placement)))
-    return *found, (rows[0].entry, rows[1].entry)
+    return *(_explained(folder, row) for row in rows), (rows[0].entry, rows[1].entry)
 
 
 def _best_row(folder: Path, workload: str | None, topology: str | None, placer: str | None):
@@ -81,14 +72,17 @@ def _best_row(folder: Path, workload: str | None, topology: str | None, placer: 
     return origin[min(found, key=lambda row: (row.step_ns is None, row.simulated_ns, row.key)).key]
 
 
-def _stored(folder: Path, row):
+def _explained(folder: Path, row):
+    """The run of a row as its objective runs it: a step, or all microbatches of a pipeline."""
     from simdev.bench import stored
+    from simdev.bench.objective import parse_objective
     from simdev.problem.placement_file import placement_file, stored_placement
+    from simdev.report.explain import Explanation
 
-    problem = stored.stored_problem(folder, row)
+    problem, objective = stored.stored_problem(folder, row), parse_objective(row.objective)
     placement = stored_placement(folder, row.placement)
     placement.check(problem, source=placement_file(folder, row.placement))
-    return problem, placement
+    return Explanation(*objective.run(problem, placement), objective.pipeline, row.simulated_ns)
 
 
 def _from_file(path: Path, workload: str | None, topology: str | None, placer: str | None):

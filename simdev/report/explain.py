@@ -39,10 +39,16 @@ class Stretch:
 
 class Explanation:
     """Answers questions about one schedule: which events form its critical chain, how much memory is in use, which
-    transfers cross which channel. ``schedule`` must be the schedule of ``placement`` on ``problem``."""
+    transfers cross which channel. ``schedule`` must be the schedule of ``placement`` on ``problem``.
 
-    def __init__(self, problem: Problem, placement: Placement, schedule: Schedule):
+    ``pipeline`` says what runs if that is not one step: microbatches or queries. ``problem`` is then the graph of all of
+    them (:func:`simdev.sim.pipeline.simulate_pipeline`), and ``each_ns`` the steady time of each."""
+
+    def __init__(
+        self, problem: Problem, placement: Placement, schedule: Schedule, pipeline: str = "", each_ns: float = 0
+    ):
         self.problem, self.placement, self.schedule = problem, placement, schedule
+        self.pipeline, self.each_ns = pipeline, each_ns
         self.graph, self.topology, self.device = problem.graph, problem.topology, placement.devices
         self.device_names = [device.name for device in self.topology.devices]
 
@@ -71,6 +77,21 @@ class Explanation:
             if time < begin:  # a rule delayed it, not an event (program order with several slots)
                 stretches.append(Stretch("device", stretches[-1].item, time, begin))
         return tuple(reversed(stretches))
+
+    @property
+    def whole(self) -> str:
+        """What shares are shares of."""
+        return "run" if self.pipeline else "step"
+
+    def times(self) -> dict[str, float]:
+        """What JSON answers: the time of a step, or of all microbatches or queries and of each, in seconds."""
+        whole = self.schedule.step_time_s
+        return {"total_s": whole, "steady_s": self.each_ns / 1e9} if self.pipeline else {"step_time_s": whole}
+
+    def heading(self) -> str:
+        """What runs where, and how long it takes."""
+        text = f"{self.graph.name} {self.pipeline}".rstrip() + f" on {self.topology.name}: {_ms(self.schedule.step_ns)}"
+        return text + f" ({self.each_ns / 1e6:,.3f} ms each in the steady state)" if self.pipeline else text
 
     @cached_property
     def attribution(self) -> dict[str, int]:
@@ -226,7 +247,8 @@ class Finding:
 
 def explain(explanation: Explanation, most: int = 10) -> list[Finding]:
     """The bottlenecks, at most ``most`` of them and the largest first; then the changes that were tried, with what each
-    saves. Savings are simulated, not estimated. If no change helps, the last finding says how many were tried."""
+    saves. Savings are simulated, not estimated. If no change helps, the last finding says how many were tried. For a
+    pipeline, no change is tried: its unrolled graph limits what each stage has in progress, and a move changes that."""
     found = [
         *_overflows(explanation),
         *_reasons(explanation),
@@ -234,15 +256,16 @@ def explain(explanation: Explanation, most: int = 10) -> list[Finding]:
         *_transfers(explanation),
         *_idle(explanation),
     ]
-    return [*sorted(found, key=lambda finding: -finding.ns)[:most], *_changes(explanation)]
+    changes = [] if explanation.pipeline else _changes(explanation)
+    return [*sorted(found, key=lambda finding: -finding.ns)[:most], *changes]
 
 
 def _ms(ns: int) -> str:
-    return f"{ns / 1e6:.3f} ms"
+    return f"{ns / 1e6:,.3f} ms"
 
 
 def _share(explanation: Explanation, ns: int) -> str:
-    return f"{_ms(ns)} ({ns / max(1, explanation.schedule.step_ns):.0%} of the step)"
+    return f"{_ms(ns)} ({ns / max(1, explanation.schedule.step_ns):.0%} of the {explanation.whole})"
 
 
 def _overflows(explanation: Explanation) -> list[Finding]:

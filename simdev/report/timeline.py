@@ -63,7 +63,7 @@ def draw_before(before: Explanation, after: Explanation, names: tuple[str, str],
     longest = max(one.schedule.step_ns for one, _ in both) / 1e6
     panels[0].set_xlabel("")
     panels[1].set_xlim(0, longest * 1.005)
-    panels[1].set_xlabel("ms after the start of the step", fontsize=11)
+    panels[1].set_xlabel(f"ms after the start of the {after.whole}", fontsize=11)
     figure.legend(
         handles=phase_handles(_computing(after)[0]), loc="outside lower center", ncols=3, frameon=False, fontsize=11
     )
@@ -71,12 +71,12 @@ def draw_before(before: Explanation, after: Explanation, names: tuple[str, str],
 
 
 def message(explanation: Explanation) -> str:
-    """The title of a picture: the step time, and what most of it is spent on."""
+    """The title of a picture: the time, and what most of it is spent on."""
     step_ns = explanation.schedule.step_ns
     reason, ns = max(explanation.attribution.items(), key=lambda entry: entry[1])
     spent = f", {ns / max(1, step_ns):.0%} of it {SPENT[reason]}" if ns else ""
     fits = "" if explanation.schedule.feasible else "  OUT OF MEMORY"
-    return f"{explanation.graph.name} on {explanation.topology.name}: {step_ns / 1e6:,.3f} ms{spent}{fits}"
+    return f"{explanation.heading()}{spent}{fits}"
 
 
 def sentence(before: Explanation, after: Explanation, names: tuple[str, str]) -> str:
@@ -91,7 +91,8 @@ def _headline(before: Explanation, after: Explanation) -> str:
     change = f"{1 - new / old:.0%} shorter" if new <= old else f"{new / old - 1:.0%} longer"
     devices = len(_computing(after))
     where = f"on {devices} devices" if devices > 1 else "on one device"
-    return f"{after.graph.name}: a training step {where} of {after.topology.name} is {change}"
+    what = f"{after.graph.name} {after.pipeline}: the run" if after.pipeline else f"{after.graph.name}: a training step"
+    return f"{what} {where} of {after.topology.name} is {change}"
 
 
 def _computing(explanation: Explanation) -> list[int]:
@@ -152,7 +153,7 @@ def _draw_reasons(axes, explanation: Explanation) -> None:
         left += share
     axes.set_yticks([])
     axes.set_xlim(0, 100)
-    axes.set_xlabel("% of the step")
+    axes.set_xlabel(f"% of the {explanation.whole}")
     axes.legend(fontsize=8, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
 
 

@@ -3,6 +3,7 @@ Trace Event Format: every box is on a named track, every arrow begins and ends i
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,6 +36,7 @@ from simdev.report.timeline import draw, draw_before, modules, sentence
 from simdev.sim import simulate
 from simdev.sim.plot import merged
 
+BOARDS = Path(__file__).parents[2] / "leaderboard"
 KIND = DeviceKind("tiny", 1 << 20, {"f32": 1e12}, 1e11)
 
 
@@ -232,6 +234,21 @@ def test_commands_on_a_placement_file_and_a_folder(tmp_path, capsys, monkeypatch
     assert code == 2 and "single-gpu" in error
     code, _, error = run(capsys, monkeypatch, "explain", tmp_path / "nothing.json")
     assert code == 2 and "nothing.json" in error
+
+
+def test_a_row_of_throughput_is_explained_as_a_pipeline(tmp_path, capsys, monkeypatch):
+    """With copies of ops, and with the score of the row; a placement without copies is no step there, either."""
+    board = BOARDS / "throughput"
+    scores = {row.entry: row.step_ns / 1e9 for row in rows.read_rows(board / "results.csv") if row.workload == "dlrm"}
+    for name in ("hybrid", "dpl"):
+        asked = (board, "-w", "dlrm", "-t", "p100x4", "-p", name)
+        code, out, _ = run(capsys, monkeypatch, "explain", *asked, "--json")
+        answer = json.loads(out)
+        assert code == 0 and answer["steady_s"] == scores[name] and answer["total_s"] > 16 * scores[name]
+        assert all("saves" not in finding["text"] for finding in answer["findings"])
+    code, out, _ = run(capsys, monkeypatch, "explain", *asked)
+    assert code == 0 and out.startswith("dlrm x 32 microbatches on p100x4: ") and "of the run" in out
+    assert run(capsys, monkeypatch, "view", *asked, "--before", "hybrid", "-o", tmp_path / "run.png")[0] == 0
 
 
 @pytest.mark.parametrize("name", ["$x$", "a$\\frac{$", "__a  b"])

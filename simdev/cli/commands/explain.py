@@ -16,7 +16,10 @@ def explain(
     placer: EntryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a step spends its time on, and what would help."""
+    """Say what a step spends its time on, and what would help.
+
+    Of a row of throughput or serve: what the pipeline of all its microbatches or queries spends its time on.
+    """
     from simdev.report.explain import Explanation, explain_plan
     from simdev.report.explain import explain as findings
 
@@ -34,8 +37,8 @@ def explain(
     found = findings(explanation)
     if as_json:
         answers = [{"seconds": finding.ns / 1e9, "text": finding.text} for finding in found]
-        print_json({"step_time_s": explanation.schedule.step_time_s, "findings": answers})
+        print_json({**explanation.times(), "findings": answers})
         return
-    print(f"{explanation.graph.name} on {explanation.topology.name}: {explanation.schedule.step_ns / 1e6:.3f} ms")
+    print(explanation.heading())
     for number, finding in enumerate(found, 1):
         print(f"{number:3}. {finding.text}")

@@ -40,6 +40,8 @@ def view(
 
     With --before, shows two placements of a folder over the same time.
 
+    Of a row of throughput or serve, shows all microbatches or queries.
+
     Of a plan, shows the passes of each pipeline rank and its memory over time.
 
     A name that ends in .json is a trace for Perfetto (ui.perfetto.dev) instead.
@@ -70,7 +72,7 @@ def view(
         from simdev.report.timeline import draw
 
         draw(explanation, out)
-    print_answer({"written": [str(out)], "step_time_s": explanation.schedule.step_time_s}, [str(out)], as_json)
+    print_answer({"written": [str(out)], **explanation.times()}, [str(out)], as_json)
 
 
 def _draw_plan(report, out: Path) -> None:

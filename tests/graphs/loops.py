@@ -1322,3 +1322,53 @@ def one_optimizer_for_each_round():
                 parameter.copy_(old.lerp(parameter, 0.5))
 
     return CustomStep(model, (x(), y()), run)
+
+
+@loop
+def stops_by_a_divergence():
+    """Proximal policy optimization that ends early for most of its epochs: how many, the updates decide."""
+    policy = net(8, 32, 3)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
+
+    def run(model, seen, actions, advantages):
+        with torch.no_grad():
+            before = torch.distributions.Categorical(logits=model(seen)).log_prob(actions)
+        for _ in range(10):
+            for rows in torch.randperm(len(seen)).chunk(4):
+                change = (
+                    torch.distributions.Categorical(logits=model(seen[rows])).log_prob(actions[rows]) - before[rows]
+                )
+                if ((change.exp() - 1) - change).mean().item() > 0.005:
+                    return
+                ratio, gain = change.exp(), advantages[rows]
+                loss = -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+
+    return CustomStep(policy, (x(32, 8), y(32, 3), torch.randn(32)), run)
+
+
+@loop
+def steps_as_long_as_their_error_allows():
+    """A neural differential equation by Heun's method; the width of each step follows from its error."""
+    model = nn.ModuleDict({"slope": net(4, 16, 4), "head": nn.Linear(4, 2)})
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+
+    def run(model, state, labels):
+        time, width = 0.0, 0.5
+        while time < 1:
+            width = min(width, 1 - time)
+            first = model["slope"](state)
+            coarse = state + width * first
+            fine = state + width * (first + model["slope"](coarse)) / 2
+            error = (fine - coarse).abs().max().item()
+            if error < 0.02 or width < 0.05:
+                state, time = fine, time + width
+            width *= min(2.0, max(0.3, 0.9 * (0.02 / max(error, 1e-8)) ** 0.5))
+        optimizer.zero_grad()
+        functional.cross_entropy(model["head"](state), labels).backward()
+        optimizer.step()
+
+    return CustomStep(model, (x(8, 4), y(8, 2)), run)

@@ -18,7 +18,7 @@ from simdev.graphs.capture.selfcheck import _NoModules  # noqa: E402
 QUICK = """
 lbfgs gan proximal_policy_minibatches sparse_table reentrant_checkpoints metrics_in_numpy updated_by_hand
 steps_inside_the_backward_pass gradient_penalty inner_optimizer exchanged_contents
-line_search_along_the_natural_gradient
+line_search_along_the_natural_gradient stops_by_a_divergence
 """.split()
 OWN_PRODUCTS = ("muon_and_adam", "optimizer_Adafactor")  # products in the update, which is one op of another kind
 GROWING = ("lbfgs",)  # a history of steps, longer after each call

@@ -35,6 +35,7 @@ from simdev.graphs.capture.selfcheck import (
     check_repeats,
     held_bytes,
 )
+from simdev.graphs.capture.shadows import Shadows
 from simdev.graphs.capture.trace import (
     RECOMPUTED,
     NeedsValues,
@@ -184,7 +185,7 @@ def capture_step(tape: Tape, step: Step, name: str, meta: dict, *, quiet=None, a
             stack.enter_context(flash_everywhere())
             tape.keeps_saved = False
         if isinstance(step, CustomStep):
-            optimizers, first = _warm_up(step)
+            optimizers, first = _warm_up(step, quiet)
             drawn_before = _python_draws()
         named = named_parameters(model, optimizers)
         alike = {} if isinstance(step, CustomStep) else {one: make_state(one, quiet) for one in optimizers}
@@ -198,7 +199,7 @@ def capture_step(tape: Tape, step: Step, name: str, meta: dict, *, quiet=None, a
         if isinstance(step, InferenceStep):
             ran = _infer(tape, step, name)
         elif isinstance(step, CustomStep):
-            loop = Loop(tape, held.homes, versions)
+            loop = Loop(tape, held.homes, versions, quiet)
             with loop:
                 outcome = step.run(step.model, *step.inputs)
             ran = loop.ran(outcome)
@@ -350,8 +351,8 @@ def _infer(tape: Tape, step: InferenceStep, name: str) -> Ran:
 class Loop:
     """While active, a step that is written out runs under ``tape``: each op's phase follows from who calls it."""
 
-    def __init__(self, tape: Tape, homes: dict, versions: Versions | None = None):
-        self._tape, self._homes, self._versions = tape, homes, versions
+    def __init__(self, tape: Tape, homes: dict, versions: Versions | None = None, shadows: Shadows | None = None):
+        self._tape, self._homes, self._versions, self._shadows = tape, homes, versions, shadows
         self._final: dict[int, int | None] = {}
         self._sizes: dict[int, int] = {}
         self.kinds: dict[int, str] = {}
@@ -382,8 +383,11 @@ class Loop:
         self._tape.searching = changed is not None
         return changed
 
-    def after(self, *_):
-        """It has ended."""
+    def after(self, optimizer, *_):
+        """It has ended. After a made-up number, the values of its parameters are not those of a real step."""
+        if self._tape.guessed and self._shadows is not None:
+            self._shadows.outdate(trained_by(optimizer))
+        self._tape.guessed = False
         self._tape.updating -= 1
         self._tape.searching = False
         self._tape.settle(self._homes)
@@ -449,7 +453,7 @@ def with_closure(args, kwargs, wrap):
     return None
 
 
-def _warm_up(step: CustomStep) -> tuple[list, int]:
+def _warm_up(step: CustomStep, shadows: Shadows | None) -> tuple[list, int]:
     """Run a written-out step once without recording it; the optimizers that it stepped, with their state, and the FLOPs
     of its products."""
     found: list[weakref.ref] = []  # an optimizer that the step makes for itself (an inner loop's) goes with it
@@ -461,7 +465,7 @@ def _warm_up(step: CustomStep) -> tuple[list, int]:
             found.append(weakref.ref(optimizer))
         one_by_one(optimizer)
 
-    with counted, quiet, optimizer_hooks(before, lambda *_: None), Loop(quiet, {}):
+    with counted, quiet, optimizer_hooks(before, lambda *_: None), Loop(quiet, {}, shadows=shadows):
         step.run(step.model, *step.inputs)
     gc.collect()
     return [optimizer for known in found if (optimizer := known()) is not None], counted.total

@@ -18,6 +18,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
@@ -44,6 +45,7 @@ from simdev.graphs.capture.run import (
     with_closure,
 )
 from simdev.graphs.capture.selfcheck import TOLERANCE, Counted, Versions, check_not_empty
+from simdev.graphs.capture.shadows import Shadows
 from simdev.graphs.capture.trace import Tape, is_sparse
 from simdev.graphs.capture.unknown import Fakes
 from simdev.graphs.capture.vision_ops import define_missing_operators
@@ -199,7 +201,8 @@ class Watch:
         fakes: Fakes | None = None,
     ):
         self._path, self.step, self._fakes = path, step, fakes
-        self._recording_of, self._prepare, self._rank = recording or Recording, prepare, rank
+        recording = recording or partial(Recording, shadows=fakes.shadows if fakes is not None else None)
+        self._recording_of, self._prepare, self._rank = recording, prepare, rank
         self._roots: list[torch.nn.Module] = []
         self._inside: set[int] = set()  # modules of the roots
         self._optimizers: list[torch.optim.Optimizer] = []
@@ -299,11 +302,11 @@ class Watch:
 
     def _after_step(self, optimizer, *_):
         if self._fakes is not None:
-            self._fakes.end_update()
+            self._fakes.end_update(optimizer)
         if self.done:
             return
         if self._recording is not None:
-            self._recording.end_update()
+            self._recording.end_update(optimizer)
         if optimizer is self._mark:
             if torch._C._current_graph_task_id() != -1:
                 self._inside_backward = True
@@ -433,7 +436,7 @@ class Watch:
 class Recording:
     """The tape, the counter and the loop of one step."""
 
-    def __init__(self, roots: dict, optimizers: list, lasting: set[int]):
+    def __init__(self, roots: dict, optimizers: list, lasting: set[int], shadows: Shadows | None = None):
         self.tape, self.counted, self._roots = _ScriptTape(lasting), Counted(), roots
         model = _Roots(roots)
         named = named_parameters(model, optimizers)
@@ -441,7 +444,7 @@ class Recording:
         self._unseen = facts_of_state(model, {**self.held.named, **self.held.buffers})
         self._versions = Versions(named)
         self._optimizers = bool(optimizers)
-        self.loop = Loop(self.tape, self.held.homes, self._versions)
+        self.loop = Loop(self.tape, self.held.homes, self._versions, shadows)
         self._stack = ExitStack()
         if any(isinstance(module, torch.nn.RNNBase) for root in roots.values() for module in root.modules()):
             self._stack.enter_context(no_cpu_ops())
@@ -453,9 +456,9 @@ class Recording:
         """An optimizer begins its step."""
         return self.loop.before(optimizer, args, kwargs)
 
-    def end_update(self) -> None:
+    def end_update(self, optimizer) -> None:
         """It has ended."""
-        self.loop.after()
+        self.loop.after(optimizer)
 
     def enter(self, label: str) -> None:
         """The module ``label`` begins its forward pass."""

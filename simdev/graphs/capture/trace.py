@@ -107,6 +107,7 @@ class Tape(TorchDispatchMode):
         self.values: list[Value] = []
         self.phase, self.recording, self.updating, self.turn = "forward", True, 0, 0
         self.searching = False  # whether the optimizer at work has a closure
+        self.guessed = False  # whether an optimizer of a loop got a made-up number
         self.repeated = 0  # FLOPs of products that were not run: copies of what ran for a parameter that is alike
         self.keeps_saved = True  # whether a tensor that autograd saved lives until its node has run, read or not
         self.uncounted: dict[str, int] = {}  # calls of ops of libraries for whose FLOPs there is no formula
@@ -241,6 +242,7 @@ class Tape(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         asks = func is torch.ops.aten._local_scalar_dense.default and args[0].dtype != torch.bool
         if asks and self._made_up(args[0]):
+            self.guessed = True
             return 1000.0 if args[0].is_floating_point() else 1000
         if func._opname in TOGETHER or func._opname.startswith("_foreach_"):
             with self:  # the single calls are recorded
@@ -256,11 +258,10 @@ class Tape(TorchDispatchMode):
     def _made_up(self, tensor) -> bool:
         """Whether an optimizer's own step, where a number decides no shape, asks for a number that is made up: a step
         counter (1000: no optimizer warms up any more), or what a fake tensor has no value for. A step that evaluates a
-        closure is a search, which numbers steer."""
-        stepping = self.updating > 0 if self.phase == "loop" else self.phase == "update"
-        return (
-            stepping and not self.searching and (isinstance(tensor, FakeTensor) or self._key(tensor) in self._counters)
-        )
+        closure is a search, which numbers steer; so may the parameters of a loop, whose real counters are true."""
+        if self.phase == "loop":
+            return self.updating > 0 and not self.searching and isinstance(tensor, FakeTensor)
+        return self.phase == "update" and (isinstance(tensor, FakeTensor) or self._key(tensor) in self._counters)
 
     def _inputs(self, func, args, kwargs) -> list:
         """Pairs (tensor, written) of every tensor argument."""

@@ -31,6 +31,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from simdev.errors import Unsupported
+from simdev.graphs.capture.optimizers import trained_by
 from simdev.graphs.capture.rehearse import INSIDE
 from simdev.graphs.capture.rewrites import fake_construction
 from simdev.graphs.capture.shadows import MOST_DRAWN, Shadows
@@ -94,8 +95,11 @@ class Fakes:
         self.quiet.updating += 1
         self.quiet.searching = closure
 
-    def end_update(self) -> None:
-        """It has ended."""
+    def end_update(self, optimizer) -> None:
+        """It has ended. After a made-up number, the values of its parameters are not those of a real step."""
+        if self.quiet.guessed:
+            self.shadows.outdate(trained_by(optimizer))
+        self.quiet.guessed = False
         self.quiet.updating -= 1
 
     def stepping(self) -> bool:

@@ -119,7 +119,7 @@ class _RankRecording(Recording):
     def begin_update(self, optimizer, args, kwargs):
         return None
 
-    def end_update(self) -> None:
+    def end_update(self, optimizer) -> None:
         pass
 
     def enter(self, label: str) -> None:

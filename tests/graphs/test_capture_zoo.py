@@ -299,6 +299,67 @@ def test_a_torchvision_whose_operators_do_not_load_is_imported():
     assert done.returncode == 0, done.stderr
 
 
+def test_a_model_without_a_forward_pass_names_its_parts():
+    pytest.importorskip("transformers")
+    from simdev.graphs.capture import capture_package
+
+    with pytest.raises(InvalidInput, match="has no forward pass of its own; capture one of .*BarkSemanticModel"):
+        capture_package("transformers:BarkModel")
+    part = "transformers:BarkSemanticModel[num_layers=1,num_heads=2,hidden_size=32,input_vocab_size=50]"
+    with pytest.raises(InvalidInput, match="Training is not implemented.* capture it with --mode inference"):
+        capture_package(part, length=8)
+    assert capture_package(part, length=8, mode="inference").meta["flops"] > 0
+
+
+def test_a_failing_module_names_the_fields_that_it_reads():
+    pytest.importorskip("transformers")
+    from simdev.graphs.capture import capture_package
+
+    small = (
+        "num_hidden_layers=1,hidden_size=64,num_attention_heads=2,num_key_value_heads=2,vocab_size=50,pad_token_id=0"
+    )
+    target = f"transformers:GlmImageTextModel[{small}]"
+    with pytest.raises(InvalidInput, match=r"rope_parameters, hidden_size, num_attention_heads\)"):
+        capture_package(target, length=8)
+    rope = '{"rope_type":"default","rope_theta":10000,"mrope_section":[4,6,6]}'
+    assert capture_package(f"{target[:-1]},rope_parameters={rope}]", length=8).meta["flops"] > 0
+
+    target = "transformers:ConvNextBackbone"  # its constructor joins lists, and the default is a tuple
+    with pytest.raises(InvalidInput, match=r"in brackets \(ConvNextBackbone reads hidden_sizes\)"):
+        capture_package(target)
+    assert capture_package(f"{target}[hidden_sizes=[8,8,8,8],depths=[1,1,1,1]]", batch=1).meta["flops"] > 0
+
+
+def test_a_missing_key_names_all_that_are_read():
+    from simdev.graphs.capture.packages import keys_read
+
+    def read(features, others):
+        features["made"] = 1
+        return others["other"] + features["first"] + features["second"] + features.get("third", 0)
+
+    for features, said in ({"second": 1}, "; the keys that its code reads are first, second"), ({"first": 1}, None):
+        with pytest.raises(KeyError) as caught:
+            read(features, {"other": 1} if said else {})
+        assert keys_read(caught.value).startswith(said or "; the keys that its code reads are other")
+    with pytest.raises(TypeError) as caught:
+        read({"first": None}, {"other": 1})
+    assert keys_read(caught.value) == ""
+
+
+def test_a_model_that_computes_token_by_token_gets_few_tokens():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.packages import made_up_inputs
+
+    def tokens(name, **fields):
+        cls = getattr(transformers, name)
+        model = cls(cls.config_class(num_hidden_layers=2, hidden_size=32, vocab_size=50, **fields))
+        return made_up_inputs(model, 1, None)["input_ids"].shape[1]
+
+    assert tokens("MambaModel", intermediate_size=64, state_size=4) == 16
+    chunks = {"num_experts": 2, "num_experts_per_tok": 1, "layer_types": ["linear_attention", "full_attention"]}
+    assert tokens("Qwen3NextModel", intermediate_size=32, **chunks) == 512, "its loop over tokens is for decoding"
+
+
 def test_time_series_get_inputs():
     pytest.importorskip("transformers")
     from simdev.graphs.capture import capture_package
@@ -311,7 +372,10 @@ def test_time_series_get_inputs():
 def test_inputs_whose_names_say_what_they_are():
     from simdev.graphs.capture.diffusion_inputs import by_name
 
-    config, latent = {"source_dim": 48, "target_vocab_size": 9, "cross_attention_dim": 24}, (2, 4, 3, 8, 8)
+    config, latent = (
+        {"source_dim": 48, "target_vocab_size": 9, "cross_attention_dim": 24, "sound_in_channels": 6},
+        (2, 4, 3, 8, 8),
+    )
     sizes = {
         "source_hidden_states": (2, 77, 48),
         "target_input_ids": (2, 77),
@@ -320,6 +384,8 @@ def test_inputs_whose_names_say_what_they_are():
         "fps": (2,),
         "controlnet_cond": (2, 3, 24, 64, 64),
         "source_embeds": (2, 77, 48),
+        "sound_hidden_states": (2, 77, 6),
+        "sound_encoder_hidden_states": (2, 77, 24),
         "indices_latents": (3,),
         "latents_history_2x": latent,
         "img_mask": (2, 77 + 256),

@@ -159,7 +159,15 @@ def capture_package(
     :func:`simdev.graphs.capture.packages.package_step`."""
     need_torch()
     from simdev.graphs.capture.build import BuildFailed
-    from simdev.graphs.capture.packages import GIVE, package_step, unset_fields, whole_layers, with_field
+    from simdev.graphs.capture.packages import (
+        GIVE,
+        fields_read,
+        keys_read,
+        package_step,
+        unset_fields,
+        whole_layers,
+        with_field,
+    )
 
     build, own_name, meta = package_step(target, **choices)
     try:
@@ -168,11 +176,13 @@ def capture_package(
         if "smaller model" in error.message and target.startswith("transformers") and "layers=" not in target:
             fewer = f"{error.message}, such as {with_field(target, 'num_hidden_layers', '2')}"
             raise InvalidInput(fewer, source=error.source, field=error.field) from error
-        if choices.get("inputs") or "=..." in error.message or "in brackets" in error.message:
-            raise
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
+        if keys := keys_read(cause):
+            raise InvalidInput(f"{error.message}{keys}", source=error.source, field=error.field) from error
+        if choices.get("inputs") or "=..." in error.message or "in brackets" in error.message:
+            raise
         unset = unset_fields(target, cause)
         if "--" in error.message and not unset:
             raise
@@ -181,11 +191,12 @@ def capture_package(
                 target = with_field(target, field)
             remedy = f"its configuration leaves {', '.join(unset)} open: capture {target}"
         elif isinstance(error.__cause__, BuildFailed) and target.startswith(("transformers", "diffusers")):
-            remedy = f"change fields of its configuration, such as {target.partition('[')[0]}[num_attention_heads=8]"
+            remedy = f"give other fields of its configuration in brackets{fields_read(target, cause)}"
         else:
             remedy = f"if the inputs that simdev makes up do not fit, {GIVE}"
             if target.startswith(("transformers", "diffusers")):
                 remedy += "; if the fields of its default configuration do not, give others in brackets"
+                remedy += fields_read(target, cause)
         raise InvalidInput(f"{error.message}; {remedy}", source=error.source, field=error.field) from error
     if dropped := whole_layers(target):
         graph.meta["whole_layers"] = dropped

@@ -65,6 +65,10 @@ def diffusion_inputs(model, batch: int) -> dict:
             made = by_name(name, config, shape)
             if made is not None:
                 inputs[name] = made
+    for name in takes:  # of a sound beside a video
+        word = name.removesuffix("_num_frames")
+        if word != name and f"{word}_hidden_states" in inputs:
+            inputs[name] = inputs[f"{word}_hidden_states"].shape[1]
     lengths = {"batch": batch, "frames": FRAMES, "height": shape[-2], "width": shape[-1], "image": SIDE * SIDE}
     return inputs | documented(model, dict(config), lengths, inputs)
 
@@ -154,15 +158,20 @@ def _conditions(model, config, takes, latent: tuple[int, ...]) -> dict:
     return inputs
 
 
+def _text_width(config) -> int | None:
+    """How wide the features of a text are."""
+    width = next((config.get(key) for key in TEXT_WIDTHS if config.get(key)), None)
+    return width[0] if isinstance(width, (list, tuple)) else width
+
+
 def _texts(model, config, takes, batch: int) -> dict:
     """The features of a text: of each token, of each token before each block, and of all tokens together."""
     import torch
 
     inputs = {}
     if "encoder_hidden_states" in takes:
-        width = next((config.get(key) for key in TEXT_WIDTHS if config.get(key)), None)
+        width = _text_width(config)
         if width:
-            width = width[0] if isinstance(width, (list, tuple)) else width
             tokens = config.get("max_text_seq_length") or TOKENS
             inputs["encoder_hidden_states"] = torch.randn(batch, tokens, width)
     if "text_encoder_layers" in takes and config.get("text_encoder_dim"):  # a text for each block
@@ -207,8 +216,10 @@ def by_name(name: str, config, latent: tuple[int, ...], tokens: int = TOKENS):
         patches = batch, math.prod(latent[2:]) // config["patch_size"] ** 2
         ids = torch.randint(0, size("codebook_size"), patches)
         return ids if name.endswith("id") else torch.zeros(patches, dtype=torch.bool)
-    if name.endswith(("hidden_states", "embeds")) and size("dim", "hidden_size"):
-        return torch.randn(batch, tokens, size("dim", "hidden_size"))
+    if name.endswith("_encoder_hidden_states") and size("in_channels") and _text_width(config):  # a text to a sound
+        return torch.randn(batch, tokens, _text_width(config))
+    if name.endswith(("hidden_states", "embeds")) and (width := size("in_channels") or size("dim", "hidden_size")):
+        return torch.randn(batch, tokens, width)
     if name == "image_embeddings" and config.get("cross_attention_dim"):
         return torch.randn(batch, config["cross_attention_dim"])
     if name == "controlnet_cond":  # an image, of which a latent has an eighth of the side

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+import linecache
 import math
 import re
 import sys
@@ -27,7 +28,7 @@ from simdev.user_file import import_file, neighbours
 
 PACKAGES = ("timm", "torchvision", "transformers", "diffusers")
 MODES = ("train", "inference", "prefill", "decode")
-BY_TOKEN = ("mamba", "rwkv")  # without their kernels they compute token by token: each token adds ops
+A_LOOP_OVER_TOKENS = re.compile(r"for \w+ in range\((seq_?len\w*|sequence_length|hidden_states\.shape\[1\])\)")
 CHOICES = 2  # of a question
 GIVE = "give a function that returns the inputs and labels of the model by --inputs FILE.py:FUNCTION"
 _TARGET = re.compile(r"(?P<package>\w+):(?P<model>[\w./-]+)(\[(?P<fields>.*)\])?")
@@ -141,8 +142,36 @@ def unset_fields(target: str, error: BaseException) -> list[str]:
         code = [code for code in codes if code.co_filename.startswith(inside)][-1:]
         named += [name for one in code for name in (*one.co_names, *one.co_consts) if isinstance(name, str)]
     parts = config, text_config(config)
-    unset = [name for name in named if any(getattr(part, name, 0) is None for part in parts) and name not in given]
+    usual = {*given, *vars(transformers.PreTrainedConfig()), "torch_dtype"}  # may stay open in any configuration
+    unset = [name for name in named if any(getattr(part, name, 0) is None for part in parts) and name not in usual]
     return list(dict.fromkeys(unset))
+
+
+def fields_read(target: str, error: BaseException) -> str:
+    """Which fields the module that failed reads: `` (LlamaAttention reads head_dim)``, or nothing."""
+    import torch
+
+    inside = str(Path(sys.modules[target.partition(":")[0]].__file__ or "").parent)
+    frames = [
+        frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename.startswith(inside)
+    ]
+    owners = [frame.f_locals.get("self") for frame in frames]
+    for owner in reversed([type(owner) for owner in owners if isinstance(owner, torch.nn.Module)]):
+        names = dict.fromkeys(re.findall(r"\bconfig\.([a-z]\w*)", inspect.getsource(owner)))
+        return f" ({owner.__name__} reads {', '.join(names)})" if names else ""
+    return ""
+
+
+def keys_read(error: BaseException) -> str:
+    """Which keys of a dictionary the code that did not find one of them reads, in its file; else nothing."""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    code = linecache.getlines(frame.f_code.co_filename)
+    key = re.escape(str(error.args[0])) if isinstance(error, KeyError) and error.args else ""
+    asked = re.search(rf"(\w+)\[[\"']{key}[\"']\]", code[line - 1]) if key and line <= len(code) else None
+    if asked is None:
+        return ""
+    keys = re.findall(rf"\b{asked[1]}\[[\"'](\w+)[\"']\](?! *=[^=])", "".join(code))
+    return f"; the keys that its code reads are {', '.join(dict.fromkeys(keys))}"
 
 
 def whole_layers(target: str) -> dict[str, float]:
@@ -209,6 +238,12 @@ def _call(model, inputs: dict):
         raise InvalidInput(
             f"running its step failed ({error}): it may need one of {', '.join(left_out)}, which simdev does not make "
             f"up; {GIVE}"
+        ) from error
+    except NotImplementedError as error:
+        if "labels" not in inputs:
+            raise
+        raise InvalidInput(
+            f"running its step failed ({error}): without a loss of its own, capture it with --mode inference, or {GIVE}"
         ) from error
     except ValueError as error:
         if "labels" not in inputs:
@@ -336,12 +371,24 @@ def _unary(model, inputs, mode):
 # transformers --------------------------------------------------------------------------------------------------
 
 
+def _has_forward(name: str) -> bool:
+    """Whether transformers has a model of this name that can be called."""
+    import torch
+    import transformers
+
+    found = getattr(transformers, name, None) if name[:1].isupper() else None
+    return hasattr(found, "config_class") and found.forward is not torch.nn.Module.forward
+
+
 def _transformers(target, name, fields, mode, batch, length, given):
     import transformers
 
     cls = getattr(transformers, name, None)
     if not inspect.isclass(cls) or not hasattr(cls, "config_class"):
         raise UnknownName("model", name, [key for key in dir(transformers) if key[:1].isupper()], source=target)
+    if not _has_forward(name):
+        parts = [part for part in vars(sys.modules[cls.__module__]) if _has_forward(part)]
+        raise InvalidInput(f"has no forward pass of its own; capture one of {', '.join(parts)}", source=target)
     config_class = cls.config_class
 
     def read(field: str) -> bool:
@@ -426,7 +473,7 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
 
     own = text_config(config)
     takes = inspect.signature(model.forward).parameters
-    usual = 16 if any(word in config.model_type for word in BY_TOKEN) else 512
+    usual = 512 if length or not _by_token(model, config) else 16
     most = getattr(own, "max_position_embeddings", None) or usual  # -1: any number
     tokens = length or min(most if most > 0 else usual, usual, _positions(model))
     vocabulary = getattr(own, "vocab_size", None) or 1000
@@ -438,7 +485,7 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
     main = model.main_input_name if isinstance(model.main_input_name, str) else ""
     named = {name for name, item in takes.items() if item.default is item.empty} | {main}
     inputs = {}
-    marked = getattr(config, "image_token_id", None) is not None and model.main_input_name == "input_ids"
+    marked = hasattr(config, "image_token_id") and model.main_input_name == "input_ids"
     if "pixel_values" in named or ("pixel_values" in takes and "input_ids" in takes and not marked):
         inputs["pixel_values"] = torch.randn(count, *_frames(config, takes), *_image_shape(model, config))
     several = "input_values" in named and "pixel_values_videos" in takes  # sounds and the pictures to them
@@ -449,8 +496,10 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
         )
     if "input_features" in named:
         bins = getattr(config, "num_mel_bins", None) or getattr(config, "feature_size", 80)
-        frames = 2 * getattr(config, "max_source_positions", 500)
-        inputs["input_features"] = torch.randn(count, bins, min(frames, 3000))
+        frames = min(2 * getattr(config, "max_source_positions", 500), 3000)
+        widths = ("input_feat_per_channel", "feature_projection_input_dim")  # of models whose frames come first
+        width = next((getattr(config, name) for name in widths if hasattr(config, name)), None)
+        inputs["input_features"] = torch.randn(count, *((frames, width) if width else (bins, frames)))
     if "input_values" in named:
         inputs["input_values"] = torch.randn(count, *_sound_shape(config))
     if "input_ids" in takes and ("input_ids" in named or main in ("pixel_values", "inputs")):
@@ -476,6 +525,37 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
         side = config.image_size // config.patch_size
         inputs["bool_masked_pos"] = torch.zeros(count, side * side, dtype=torch.bool)
     return documented(model, config.to_dict(), {"batch": count}, {}) | inputs
+
+
+def _by_token(model, config) -> bool:
+    """Whether a model computes token by token, as state-space models do without their kernels: each token adds ops.
+    Code that has such a loop may have another way beside it, so the model runs twice."""
+    names = {type(module).__module__ for module in model.modules()}
+    own = [sys.modules[name] for name in names if name.startswith("transformers.")]
+    if not any(A_LOOP_OVER_TOKENS.search(inspect.getsource(module)) for module in own):
+        return False
+    few, more = (_ops_of(model, _hf_inputs(model, config, 1, length)) for length in (8, 24))
+    return more - few >= 24 - 8
+
+
+def _ops_of(model, inputs: dict) -> int:
+    """How many ops the forward pass of a model has; 0 if it fails."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):
+        ops = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.ops += 1
+            return func(*args, **(kwargs or {}))
+
+    with torch.no_grad(), Count() as counted:
+        try:
+            model(**inputs)
+        except Exception:  # the step will tell
+            return 0
+    return counted.ops
 
 
 def _end(tokens, config) -> None:
@@ -566,7 +646,7 @@ def _hf_labels(model, config, inputs: dict) -> dict:
         return {"start_positions": torch.zeros(rows, dtype=torch.int64), "end_positions": torch.ones(rows).long()}
     if "labels" not in takes:
         return {"return_loss": True} if "return_loss" in takes and len(inputs) > 1 else {}
-    if "MultipleChoice" in name or ("Classification" in name and "Token" not in name):
+    if "MultipleChoice" in name or ("Classification" in name and "Token" not in name and "Frame" not in name):
         return {"labels": torch.zeros(rows, dtype=torch.int64)}
     if "NextSentence" in name or "Segmentation" in name or "Detection" in name:
         return {}

@@ -19,7 +19,7 @@ from simdev.errors import InvalidInput, UnknownName, quoted
 from simdev.graphs.parallel_model import ParallelModel, Part
 from simdev.parallel.capture.kept import Packed, lacks, place
 from simdev.parallel.capture.reshard import reshard_ns, slice_of
-from simdev.parallel.capture.resize import AXIS, capture_resized, few_shards
+from simdev.parallel.capture.resize import AXIS, capture_resized, captured_meshes, few_shards
 from simdev.parallel.capture.stage import FIRST_FORWARD, StageProgram, capture_stage, few_captures, known_by
 from simdev.parallel.cluster import Cluster
 from simdev.parallel.costs.collectives import send_ns, send_share
@@ -372,7 +372,7 @@ def prepare(
 
     Pass the same ``known`` for many plans of one model on one cluster with the same host and prices: captured stages
     and timed segments are kept in it, and plans that differ in pipeline depth, replicas or microbatches share them.
-    All sizes of ``dp_shard`` then share two captures (:mod:`simdev.parallel.capture.resize`).
+    Two captured sizes of ``dp_shard`` then serve all others (:mod:`simdev.parallel.capture.resize`).
     """
     return time_stages(plan, capture_stages(plan, known), prices, merge, known)
 
@@ -419,16 +419,16 @@ def _fixed(parameters: Mapping[str, object]) -> tuple:
 def captures_of(plan: Plan, resized: bool = True) -> list[tuple]:
     """The arguments of :func:`~simdev.parallel.capture.stage.captured` for all that :func:`prepare` captures with
     ``known``, as far as layers repeat and (``resized``) shards are alike."""
-    split = plan.schedule in SPLIT
+    how = plan.schedule in SPLIT, plan.reduce_each, plan.gathered
     kinds = dict.fromkeys(
         (_fixed(plan.parameters_of(rank)), plan.captured_mesh(rank), part, order_of_capture(plan, stage))
         for rank, stage, part in ((plan.rank_of(stage), stage, part) for stage, part in enumerate(plan.parts))
     )
     return [
-        (plan.model, parameters, mesh, few, order, split, plan.reduce_each, plan.gathered)
+        (plan.model, parameters, mesh, few, order, *how)
         for parameters, inner, part, order in kinds
         for few in few_captures(part)
-        for mesh in (few_shards(inner) if resized else (inner,))
+        for mesh in (captured_meshes(plan.model, parameters, inner, few, order, *how) if resized else (inner,))
     ]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from simdev.errors import SimdevError
 from simdev.parallel.capture.stage import captured, is_kept
-from simdev.parallel.costs.reserved import is_recorded, record_stage, recordings_of, reserved_bytes
+from simdev.parallel.costs.reserved import RECORDED, is_recorded, record_stage, recordings_of, reserved_bytes
 from simdev.parallel.orders import round_of
 from simdev.parallel.plan import Plan, PlanProgram, PlanReport, captures_of, peak_bytes, prepare, simulate_program
 from simdev.parallel.unroll import TooManyOps
@@ -140,7 +140,10 @@ class Evaluator(SharedByPlans):
     def _captures(self, choice: Choice) -> list[tuple]:
         """The recordings, or else captures, that a choice needs and that were not asked for before."""
         plan = self.job.plan(choice)
-        return [key for key in self._recordings(plan) or captures_of(plan) if key not in self._captured]
+        recordings = self._recordings(plan)
+        recorded = {(mesh, part) for _, _, mesh, _, part in recordings}
+        captures = (key for key in captures_of(plan) if key[4] not in RECORDED or key[2:4] not in recorded)
+        return [key for key in (*recordings, *captures) if key not in self._captured]
 
     def estimates(self, choices: Iterable[Choice]) -> Iterator[Estimate]:
         """Quick estimates of choices; those that cannot fit because a smaller microbatch does not fit are left out."""

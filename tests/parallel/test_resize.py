@@ -28,16 +28,16 @@ def memory_of(program):
 
 
 @pytest.mark.parametrize(
-    "mesh, options, part",
+    "mesh, sizes, options, part",
     [
-        ("dp_shard=8,tp=2", (STEP,), Part(2)),
-        ("dp_shard=32", ("FB",), Part(2)),
-        ("dp_shard=8", (STEP, True), Part(2, first=False)),
-        ("dp_shard=8,tp=2", (PIPELINE,), Part(2)),
-        ("dp_replicate=2,dp_shard=16", (STEP,), Part(2, last=False)),
+        ("dp_shard=8,tp=2", (2, 4), (STEP,), Part(2)),
+        ("dp_shard=32", (2, 16), ("FB",), Part(2)),
+        ("dp_shard=8", (16, 32), (STEP, True), Part(2, first=False)),
+        ("dp_shard=8,tp=2", (4, 16), (PIPELINE,), Part(2)),
+        ("dp_replicate=2,dp_shard=16", (2, 4), (STEP,), Part(2, last=False)),
     ],
 )
-def test_a_resized_program_is_the_one_that_is_captured(mesh, options, part, monkeypatch):
+def test_a_resized_program_is_the_one_that_is_captured(mesh, sizes, options, part, monkeypatch):
     model, parameters = find_model(TINY)
     wanted = capture_stage(model, parameters, parse_mesh(mesh), part, *options)
     asked = []
@@ -47,9 +47,9 @@ def test_a_resized_program_is_the_one_that_is_captured(mesh, options, part, monk
         return captured(model, parameters, mesh, part, *options)
 
     monkeypatch.setattr(resize, "captured", watched)
-    monkeypatch.setattr(resize, "is_kept", lambda *how: False)  # or it would be read
+    monkeypatch.setattr(resize, "is_kept", lambda *how: how[2]["dp_shard"] in sizes)
     found = resize.capture_resized(model, parameters, parse_mesh(mesh), part, *options)
-    assert asked == [2, 4]
+    assert set(asked) == set(sizes)
     assert all_of(found) == all_of(wanted)
     assert memory_of(found) == pytest.approx(memory_of(wanted), abs=4)  # the first capture of a process keeps a scalar
     assert wanted.shard_unit == (16 if "tp" in mesh else 32)
@@ -101,6 +101,21 @@ def test_a_microbatch_of_one_sequence_may_run_other_kernels():
         resize.of_microbatch(*few, (1, 2), 4)
 
 
+def test_stages_are_captured_as_they_are_until_two_sizes_are_kept(monkeypatch):
+    model, parameters = find_model(TINY)
+    kept = []
+
+    def watched(model, parameters, mesh, part, *options):
+        kept.append(mesh)
+        return captured(model, parameters, mesh, part, *options)
+
+    monkeypatch.setattr(resize, "captured", watched)
+    monkeypatch.setattr(resize, "is_kept", lambda *how: how[2] in kept)
+    for size in (32, 8, 16):
+        resize.capture_resized(model, parameters, Mesh({"dp_shard": size}), Part(2), "FB")
+    assert [mesh["dp_shard"] for mesh in kept] == [32, 8, 8, 8, 32]  # the unit of shards is that of the smaller one
+
+
 def test_sizes_that_do_not_divide_are_captured():
     model, parameters = find_model(TINY)
     mesh = parse_mesh("dp_shard=6")
@@ -112,8 +127,11 @@ def test_numbers_are_constant_proportional_or_shares():
     assert resize.of_shares(7, 7, 16) == 7
     assert resize.of_shares(10, 20, 16) == 80
     assert resize.of_shares(100 + 48 // 2, 100 + 48 // 4, 16) == 103
+    assert resize.of_shares(100 + 48 // 16, 100 + 48 // 24, 4, (16, 24)) == 112
+    assert resize.of_shares(80, 120, 4, (16, 24)) == 20
     assert resize._signature("f32[2,8] 5", "f32[4,4] 5", partial(resize.of_shares, ranks=8)) == "f32[8,2] 5"
-    with pytest.raises(NotRepeating):
-        resize.of_shares(100 + 48 // 2, 100 + 48 // 4, 32)
+    for small, large, sizes in ((124, 112, (2, 4)), (103, 102, (16, 24))):
+        with pytest.raises(NotRepeating):
+            resize.of_shares(small, large, 32, sizes)
     with pytest.raises(NotRepeating):
         resize._signature("a 1", "b 2", partial(resize.of_shares, ranks=8))

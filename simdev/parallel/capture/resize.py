@@ -1,28 +1,38 @@
-"""One pair of captures serves all sizes of the data-parallel axes.
+"""Captures on meshes of two sizes serve all sizes of the data-parallel axes.
 
 What a rank executes depends on ``dp_shard`` only through the sizes of its shards: every number of the program is
 constant, proportional to the number of ranks, or a constant plus a share of something that is divided among them. Two
-captures, with 2 and with 4 ranks, determine which; :func:`capture_resized` writes the program for any other number.
-``dp_replicate`` needs nothing: the program is the same for all sizes above 1. Two microbatch sizes determine all others
-in the same way (:func:`of_microbatch`).
+captures with different numbers of ranks determine which; :func:`capture_resized` writes the program for any other
+number. ``dp_replicate`` needs nothing: the program is the same for all sizes above 1. Two microbatch sizes determine
+all others in the same way (:func:`of_microbatch`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, lru_cache, partial
+from itertools import islice
 from typing import Any
 
 from simdev.graphs.parallel_model import ParallelModel, Part
-from simdev.parallel.capture.stage import Options, StageProgram, alike_others, captured, is_kept, stage_of_few
+from simdev.parallel.capture.stage import (
+    Options,
+    StageProgram,
+    alike_others,
+    captured,
+    is_kept,
+    stage_of_few,
+)
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.passes import STEP
 from simdev.parallel.program import Call, NotRepeating, Segment
 
 AXIS = "dp_shard"
-SMALL, LARGE = 2, 4  # ranks in the two captures
+SMALL, LARGE = 2, 4  # ranks in the captures that are packed for other sizes
+SIZES = tuple(2**n for n in range(1, 13))  # of captures from which others are written, the smallest first
 NUMBER = re.compile(r"(\d+)")
 
 
@@ -36,39 +46,51 @@ def capture_resized(
     each: bool = False,
     gathered: bool = False,
 ) -> StageProgram:
-    """What :func:`capture_stage` returns, from captures that all sizes of ``dp_shard`` share.
+    """What :func:`capture_stage` returns, computed from captures with two other sizes of ``dp_shard`` where these are
+    kept. Most stages are asked for with one size or two; so that none is captured in vain, each is captured as it is.
 
-    Parameters that do not divide by the number of ranks are padded by FSDP; such a size is captured as it is. Use it
-    where many plans of a model are compared and the model's code does not branch on the size of the mesh.
+    Parameters that do not divide by the number of ranks are padded by FSDP; such a size is captured as it is, too. Use
+    this function where many plans of a model are compared and the model's code does not branch on the size of the mesh.
     """
     return stage_of_few(_resized_few, model, parameters, mesh, part, Options(order, split, each, gathered))
 
 
 def _resized_few(model, parameters: tuple, mesh: Mesh, part: Part, *options) -> StageProgram:
-    """:func:`captured`, from captures with few ranks where that can be and the stage is not kept."""
-    meshes = few_shards(mesh)
-    if len(meshes) == 1 or is_kept(model, parameters, mesh, part, *options):
-        return captured(model, parameters, mesh, part, *options)
-    small, large = (captured(model, parameters, few, part, *options) for few in meshes)
-    try:
-        if small.shard_unit and small.shard_unit % mesh[AXIS] == 0:
-            return resized(small, large, mesh)
-    except NotRepeating:
-        pass
+    """:func:`captured`, or computed from what :func:`captured_meshes` finds."""
+    meshes = captured_meshes(model, parameters, mesh, part, *options)
+    if len(meshes) > 1:
+        small, large = (captured(model, parameters, one, part, *options) for one in meshes)
+        with suppress(NotRepeating):
+            return resized(small, large, meshes, mesh)
     return captured(model, parameters, mesh, part, *options)
 
 
+def captured_meshes(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, *options: Any) -> list[Mesh]:
+    """The meshes of the captures from which the program of a stage on ``mesh`` is made: two that are kept, without
+    padding; otherwise ``mesh`` itself."""
+    if mesh[AXIS] < SMALL or is_kept(model, parameters, mesh, part, *options):
+        return [mesh]
+    others = (Mesh({**mesh.sizes, AXIS: size}) for size in SIZES if size != mesh[AXIS])
+    meshes = list(islice((one for one in others if is_kept(model, parameters, one, part, *options)), 2))
+    if len(meshes) == 2:
+        unit = captured(model, parameters, meshes[0], part, *options).shard_unit
+        if unit and not any(unit % one[AXIS] for one in (mesh, *meshes)):
+            return meshes
+    return [mesh]
+
+
 def few_shards(mesh: Mesh) -> list[Mesh]:
-    """The meshes with which a stage on ``mesh`` is captured."""
+    """The meshes with which a stage on ``mesh`` is packed."""
     if mesh[AXIS] <= LARGE:
         return [mesh]
     return [Mesh({**mesh.sizes, AXIS: size}) for size in (SMALL, LARGE)]
 
 
-def resized(small: StageProgram, large: StageProgram, mesh: Mesh) -> StageProgram:
-    """The program on ``mesh`` of a stage that was captured with ``dp_shard`` 2 and 4, the other axes alike. Raises
-    :class:`NotRepeating` where the captures differ in more than sizes."""
-    return _continued(small, large, partial(of_shares, ranks=mesh[AXIS]))
+def resized(small: StageProgram, large: StageProgram, meshes: Sequence[Mesh], mesh: Mesh) -> StageProgram:
+    """The program on ``mesh`` of a stage that was captured on two other ``meshes``, which differ in ``dp_shard``.
+    Raises :class:`NotRepeating` where the captures differ in more than sizes."""
+    sizes = meshes[0][AXIS], meshes[1][AXIS]
+    return _continued(small, large, partial(of_shares, ranks=mesh[AXIS], sizes=sizes))
 
 
 def of_microbatch(small: StageProgram, large: StageProgram, sizes: tuple[int, int], microbatch: int) -> StageProgram:
@@ -156,13 +178,17 @@ def _pieces(signature: str) -> tuple[str, tuple[int, ...]]:
     return "%d".join(text.replace("%", "%%") for text in texts[::2]), tuple(map(int, texts[1::2]))
 
 
-def of_shares(small: int, large: int, ranks: int) -> int:
-    """The number that is ``small`` with 2 ranks and ``large`` with 4."""
+def of_shares(small: int, large: int, ranks: int, sizes: tuple[int, int] = (SMALL, LARGE)) -> int:
+    """The number that is ``small`` with the first of two numbers of ranks and ``large`` with the second."""
+    few, many = sizes
     if small == large:
         return small
-    if small * LARGE == large * SMALL:  # proportional to the ranks
-        return small // SMALL * ranks
-    share, rest = divmod((small - large) * LARGE * SMALL // (LARGE - SMALL), ranks)
-    if rest:
+    if small * many == large * few:  # proportional to the ranks
+        number, rest = divmod(small * ranks, few)
+        more = 0
+    else:
+        share, rest = divmod((small - large) * few * many, many - few)
+        number, more = small - share // few + share // ranks, share % few or share % ranks
+    if rest or more:
         raise NotRepeating(f"{small} and {large} are no shares of the same number")
-    return small - (small - large) * LARGE // (LARGE - SMALL) + share
+    return number

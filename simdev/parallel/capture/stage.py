@@ -8,7 +8,7 @@ stage is captured with three and with four layers; further layers repeat the add
 (:func:`simdev.parallel.program.stretch`), in each of several lists of layers.
 
 A planner that compares many sizes of the data-parallel axes calls
-:func:`simdev.parallel.capture.resize.capture_resized` instead: two captures serve them all.
+:func:`simdev.parallel.capture.resize.capture_resized` instead: two captured sizes serve all others.
 """
 
 from __future__ import annotations

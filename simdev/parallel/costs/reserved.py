@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # Numba is loaded where something is replayed
 STEPS = 2  # replayed steps; a later one reserves nothing more in the plans that were tried
 FORMAT = 2  # of kept allocations
 LAYERS = (3, 4, 5)  # of the stages whose allocations are recorded
+RECORDED = STEP, STEP[:2]  # orders of passes in which allocations are recorded
 SEVERAL = 3  # recorded microbatches, of a step with more than one
 MAIN_GRADIENT = 4  # bytes of a gradient that Megatron-Core's buffer holds
 
@@ -260,15 +261,15 @@ def recorded_parts(part: Part, parameters: Mapping[str, object]) -> list[Part]:
 
 def recordings_of(plan: Plan) -> list[tuple]:
     """The stages whose recording also captures the programs of ``plan``: arguments of :func:`record_stage`.
-    Empty for schedules that split backward passes, for stages that are captured in the order of their schedule, for
-    models of users, and for packed ones."""
+    Empty for schedules that split backward passes, for models of users, and for packed ones; without stages that are
+    captured in the order of their schedule."""
     if plan.schedule in SPLIT or not alike_on_all_ranks(plan.model) or isinstance(plan.model.function, kept.Packed):
         return []
     options = plan.microbatches > 1, plan.reduce_each, plan.gathered
     found = []
     for stage, part in enumerate(plan.parts):
-        if order_of_capture(plan, stage) not in (STEP, STEP[:2]):
-            return []
+        if order_of_capture(plan, stage) not in RECORDED:
+            continue
         rank = plan.rank_of(stage)
         parameters, mesh = plan.parameters_of(rank), plan.captured_mesh(rank)
         recorded = recorded_parts(part, parameters)

@@ -154,3 +154,34 @@ def test_a_triton_kernel_is_one_op_with_the_bytes_of_its_tensors(monkeypatch):
     assert kinds[2] == kinds[1]  # an autotuner tries nothing
     with pytest.raises(RuntimeError, match="active drivers"):
         kernel[(1,)](x, out, 80, BLOCK=16)
+
+
+def test_recorded_views_are_those_of_fake_tensors():
+    """The recorder computes views itself; they have the shapes and the storage that a fake tensor's mode gives them."""
+    torch = pytest.importorskip("torch")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from simdev.parallel.capture.record import VIEWS, RankRecorder
+
+    aten = torch.ops.aten
+    arguments = {
+        aten.view.default: ([8, 3],),
+        aten._unsafe_view.default: ([2, 12],),
+        aten.transpose.int: (0, 1),
+        aten.slice.Tensor: (0, 1, 3),
+        aten.as_strided.default: ([2, 2], [6, 1], 2),
+        aten.unsqueeze.default: (1,),
+        aten.expand.default: ([5, 4, 6],),
+    }
+    with FakeTensorMode():
+        x = torch.empty(4, 6, dtype=torch.bfloat16)
+        recorder = RankRecorder()
+        for view in VIEWS:
+            wanted = view(x, *arguments.get(view, ()))
+            with recorder:
+                found = view(x, *arguments.get(view, ()))
+            for one in ("shape", "dtype", "device", "requires_grad"):
+                assert getattr(found, one) == getattr(wanted, one), view
+            assert (found.stride(), found.storage_offset()) == (wanted.stride(), wanted.storage_offset()), view
+            assert type(found) is type(wanted) and found.untyped_storage()._cdata == x.untyped_storage()._cdata, view
+    assert not recorder.entries and not recorder.live_bytes

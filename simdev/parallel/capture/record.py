@@ -18,7 +18,7 @@ from functools import cache
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -55,6 +55,21 @@ COLLECTIVES = {
     "all_gather_into_tensor_coalesced": "all_gather", "reduce_scatter_tensor_coalesced": "reduce_scatter",
 }  # fmt: skip
 DEVICE = torch.ops.prim.device.default
+# Views, which are every other op. A fake tensor's mode takes many times as long as they do to look one up in its cache.
+VIEWS = frozenset(
+    {
+        torch.ops.aten.view.default,
+        torch.ops.aten.detach.default,
+        torch.ops.aten.t.default,
+        torch.ops.aten.alias.default,
+        torch.ops.aten._unsafe_view.default,
+        torch.ops.aten.transpose.int,
+        torch.ops.aten.slice.Tensor,
+        torch.ops.aten.as_strided.default,
+        torch.ops.aten.unsqueeze.default,
+        torch.ops.aten.expand.default,
+    }
+)
 SUBCLASSES = (DTensor, AsyncCollectiveTensor)
 
 
@@ -263,6 +278,8 @@ class RankRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is DEVICE and type(args[0]) is FakeTensor:  # every second call: PyTorch asks where a tensor lies
             return args[0].fake_device
+        if func in VIEWS and type(args[0]) is FakeTensor and args[0].constant is None and not kwargs:
+            return _view(func, *args)
         if self.paused:
             return func(*args, **(kwargs or {}))
         if any(map(is_wrapper, types)):
@@ -387,6 +404,13 @@ class RankRecorder(TorchDispatchMode):
         entry.in_backward = torch._C._current_graph_task_id() != -1
         stream.last = len(self.entries)
         self.entries.append(entry)
+
+
+def _view(func, fake: FakeTensor, *args) -> FakeTensor:
+    """What a view of a fake tensor is: nothing runs, and no memory is allocated."""
+    with in_kernel_invocation_manager(fake.fake_mode):
+        seen = func(fake, *args)
+    return FakeTensor(fake.fake_mode, seen, fake.fake_device)
 
 
 @contextlib.contextmanager

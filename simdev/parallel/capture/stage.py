@@ -410,14 +410,16 @@ def new_objects_only():
 def forget_meshes() -> None:
     """Clear what DTensor remembers of earlier meshes: a mesh of the same shape is taken for them, and their process
     groups are gone."""
-    from torch.distributed.tensor import DTensor, _redistribute, debug
+    import torch
+    from torch.distributed.tensor import DTensor, _redistribute
 
     if hasattr(_redistribute, "clear_redistribute_planner_cache"):
         _redistribute.clear_redistribute_planner_cache()
-        debug._clear_sharding_prop_cache()
+        # as torch.distributed.tensor.debug does, whose import takes seconds
+        torch._C._clear_DTensor_sharding_propagator_cache()
     else:  # PyTorch 2.9
         _redistribute._gen_transform_infos.cache_clear()
-        DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
 
 
 class StageRun:

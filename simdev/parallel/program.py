@@ -7,11 +7,14 @@ relative, so that segments can be put in any order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from simdev.errors import SimdevError
 
 COMPUTE = "compute"
+Made = TypeVar("Made")
 
 
 class NotRepeating(SimdevError):
@@ -84,6 +87,20 @@ class Segment:
     def peak_bytes(self) -> int:
         """By how much memory in use grows at most, from the begin of the segment."""
         return max((call.live_bytes for call in self.calls), default=0)
+
+
+def once_for_each(function: Callable[..., Made]) -> Callable[..., Made]:
+    """``function`` of segments or templates that outlive the result, called once for the same ones: a stage may have
+    one segment for several passes."""
+    known: dict[tuple[int, ...], Made] = {}
+
+    def remembered(*given: object) -> Made:
+        key = tuple(map(id, given))
+        if key not in known:
+            known[key] = function(*given)
+        return known[key]
+
+    return remembered
 
 
 def stretch(short: Segment, long: Segment, more: int) -> Segment:

@@ -35,7 +35,7 @@ from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import SPLIT, pipeline_order, round_of
 from simdev.parallel.passes import STEP
 from simdev.parallel.plan import DIVIDED, WHOLE, Plan, resident_bytes
-from simdev.parallel.program import NotRepeating
+from simdev.parallel.program import NotRepeating, Segment, once_for_each
 from simdev.parallel.unroll import execution_order
 from simdev.planners.bounds import small_mesh, span_ns
 from simdev.planners.job import Choice, Job, SharedByPlans
@@ -331,24 +331,17 @@ def _timed_captures(shared: SharedByPlans, plan: Plan, small: Mesh) -> list[_Tim
     known, p, alone = shared.known, plan.parameters, _stay(plan)
     key = "timed", small, p["microbatch"], p.get("recompute"), alone
     if key not in known:
-        first, further, last, _ = range(4)
-        known[key] = [
-            _TimedCapture(
-                {
-                    name: make_template(segment, plan.cluster, plan.mesh, 0, plan.host, shared.prices, merge=not alone)
-                    for name, segment in {
-                        "F": one.forward,
-                        "B first": one.backward[first],
-                        "B further": one.backward[further],
-                        "B last": one.backward[last],
-                        "U": one.finish,
-                    }.items()
-                },
-                one.resident_bytes,
-                one.parameters,
-            )
-            for one in _captures(shared, plan, small, int(p["microbatch"]))
-        ]
+
+        @once_for_each
+        def time(segment: Segment) -> Template:
+            return make_template(segment, plan.cluster, plan.mesh, 0, plan.host, shared.prices, merge=not alone)
+
+        def timed(one: StageProgram) -> dict[str, Template]:
+            passes = one.forward, *one.backward[:3], one.finish
+            return dict(zip(PASSES, map(time, passes), strict=True))
+
+        captures = _captures(shared, plan, small, int(p["microbatch"]))
+        known[key] = [_TimedCapture(timed(one), one.resident_bytes, one.parameters) for one in captures]
     return known[key]
 
 
@@ -397,15 +390,21 @@ def _figures(shared: SharedByPlans, plan: Plan, captures: list[_TimedCapture]) -
     shards, whole = plan.mesh["dp_shard"], _keeps_whole(shared.job)
     left = SHARDS / shards if shards > 1 else 1.0  # of what a rank of the captures stores
 
-    def figures(timed: Template, parameters: int, leaves: bool, reduces: bool, factor: float) -> np.ndarray:
+    @once_for_each
+    def measured(timed: Template) -> tuple[float, float, float, Template]:
+        """Times of the longest path, the host and the busiest stream, and the template on the plan's mesh."""
         template = on_mesh(timed, plan.mesh, 0, plan.host, shared.prices)
         if _stay(plan):
             template = _without_gathers(template)
-        saved = GRADIENT_BYTES * parameters * (1 - left) if leaves and shards > 1 else 0.0
-        exchange = _exchange_ns(plan, parameters * left) if reduces and shards > 1 else 0.0
         host = float((template.issue_ns + template.rest_ns).sum())
         span, busy = slowed(span_ns(template), np.bincount(template.stream, template.ns, 1), plan.slowdown)
-        times = np.array([factor * span, host, factor * float(busy.max()), exchange])
+        return span, host, float(busy.max()), template
+
+    def figures(timed: Template, parameters: int, leaves: bool, reduces: bool, factor: float) -> np.ndarray:
+        span, host, busiest, template = measured(timed)
+        saved = GRADIENT_BYTES * parameters * (1 - left) if leaves and shards > 1 else 0.0
+        exchange = _exchange_ns(plan, parameters * left) if reduces and shards > 1 else 0.0
+        times = np.array([factor * span, host, factor * busiest, exchange])
         return np.concatenate([times, [template.live_bytes - saved, template.peak_bytes - saved]])
 
     counts = [part.layers for part in _few(shared.job, plan.parameters)]

@@ -177,7 +177,12 @@ def stage_text(segments: list[Segment], figures: dict[str, object]) -> str:
 
 def _document(text: str, source: object) -> dict:
     document = parse_json(text, source)
-    document["segments"] = [_segment(row) for row in document["segments"]]
+    rows = document["segments"]
+    segments: list[Segment] = []
+    for number, row in enumerate(rows):  # a stage has one segment for several passes, and keeps it for each
+        same = rows.index(row)
+        segments.append(segments[same] if same < number else _segment(row))
+    document["segments"] = segments
     return document
 
 

@@ -28,7 +28,7 @@ from simdev.parallel.capture.stage import (
 )
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.passes import STEP
-from simdev.parallel.program import Call, NotRepeating, Segment
+from simdev.parallel.program import Call, NotRepeating, Segment, once_for_each
 
 AXIS = "dp_shard"
 SMALL, LARGE = 2, 4  # ranks in the captures that are packed for other sizes
@@ -115,8 +115,7 @@ def _continued(small: StageProgram, large: StageProgram, size: Callable[[int, in
     def signature(a: str, b: str) -> str:
         return _signature(a, b, size)
 
-    def segment(a: Segment, b: Segment) -> Segment:
-        return _segment(a, b, size, signature)
+    segment = once_for_each(partial(_segment, size=size, signature=signature))
 
     def segments(a: tuple[Segment, ...], b: tuple[Segment, ...]) -> tuple[Segment, ...]:
         return tuple(segment(x, y) for x, y in zip(a, b, strict=True))

@@ -20,7 +20,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from math import gcd, prod
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from simdev.parallel.capture.matching import check_matching
 from simdev.parallel.capture.split import SplitBackward, idle_parts, keep_gathered, reduce_gradients
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.passes import STEP, pass_names
-from simdev.parallel.program import NotRepeating, Segment, stretch
+from simdev.parallel.program import NotRepeating, Segment, once_for_each, stretch
 from simdev.user_file import sentence
 
 PLANNING_MIB = 950  # of address space: PyTorch, and the compiled engine with LLVM and SciPy
@@ -142,18 +142,19 @@ def stage_of_few(
     if not more:
         return capture(model, key, mesh, part, *options)
     short, long = map(of, few)
+    join = once_for_each(partial(stretch, more=more))
     try:
-        first, further, last, only = (stretch(a, b, more) for a, b in zip(short.backward, long.backward, strict=True))
+        first, further, last, only = map(join, short.backward, long.backward)
         return StageProgram(
-            stretch(short.forward, long.forward, more),
+            join(short.forward, long.forward),
             (first, further, last, only),
-            stretch(short.finish, long.finish, more),
+            join(short.finish, long.finish),
             short.resident_bytes + (long.resident_bytes - short.resident_bytes) * more,
             short.output_bytes,
             short.parameters + (long.parameters - short.parameters) * more,
             shard_unit=short.shard_unit,
-            split=tuple(stretch(a, b, more) for a, b in zip(short.split, long.split, strict=True)),
-            others=alike_others(short, long, lambda a, b: stretch(a, b, more)),
+            split=tuple(map(join, short.split, long.split)),
+            others=alike_others(short, long, join),
             forgets=short.forgets,
         )
     except NotRepeating:

@@ -239,8 +239,9 @@ def test_commands_on_a_placement_file_and_a_folder(tmp_path, capsys, monkeypatch
 def test_a_row_of_throughput_is_explained_as_a_pipeline(tmp_path, capsys, monkeypatch):
     """With copies of ops, and with the score of the row; a placement without copies is no step there, either."""
     board = BOARDS / "throughput"
-    scores = {row.entry: row.step_ns / 1e9 for row in rows.read_rows(board / "results.csv") if row.workload == "dlrm"}
-    for name in ("hybrid", "dpl"):
+    found = [row for row in rows.read_rows(board / "results.csv") if row.workload == "dlrm" and row.step_ns]
+    scores = {name: min(row.step_ns for row in found if row.entry == name) / 1e9 for name in ("hybrid", "dpl")}
+    for name in scores:
         asked = (board, "-w", "dlrm", "-t", "p100x4", "-p", name)
         code, out, _ = run(capsys, monkeypatch, "explain", *asked, "--json")
         answer = json.loads(out)

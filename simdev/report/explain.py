@@ -41,8 +41,8 @@ class Explanation:
     """Answers questions about one schedule: which events form its critical chain, how much memory is in use, which
     transfers cross which channel. ``schedule`` must be the schedule of ``placement`` on ``problem``.
 
-    ``pipeline`` says what runs if that is not one step: microbatches or queries. ``problem`` is then the graph of all of
-    them (:func:`simdev.sim.pipeline.simulate_pipeline`), and ``each_ns`` the steady time of each."""
+    ``pipeline`` says what runs if that is not one step: microbatches or queries. ``problem`` is then the graph of all
+    of them (:func:`simdev.sim.pipeline.simulate_pipeline`), and ``each_ns`` the steady time of each."""
 
     def __init__(
         self, problem: Problem, placement: Placement, schedule: Schedule, pipeline: str = "", each_ns: float = 0

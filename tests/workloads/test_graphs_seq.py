@@ -116,14 +116,18 @@ def test_phases_persistent_bytes_and_updates(name):
     units = graph.unit_of_op
     updated = set(units[graph.op_phase == PHASES.index("update")])
     tables = re.compile(r"table\d+$")
+    fused = 0
     for op in np.flatnonzero(kinds == "parameter"):
         layer = graph.layers[graph.op_layer[op]]
         if graph.op_names[op].endswith("memory"):
             assert "copy_" in kinds[units == units[op]]
-        elif tables.match(layer):
-            assert "index_add_" in kinds[units == units[op]]
+        elif tables.match(layer) and graph.op_persistent_bytes[op] > meta["batch"] * 128 * 4:  # rows of 128 floats
+            assert "index_add_" in kinds[units == units[op]] and units[op] not in updated
+            assert graph.updated_in_backward[op]
+            fused += 1
         else:
             assert units[op] in updated, graph.op_names[op]
+    assert fused == (8 if name == "dlrm" else 0)
 
 
 def tops(graph):

@@ -14,8 +14,6 @@ from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 
 UPDATE = PHASES.index("update")
-
-
 TRIES = 100  # moves for each layer at most
 FIXED_SHARE = 0.8  # of moves: those of layers without copies
 SWAPS = 0.3  # of moves: two layers without copies change places
@@ -113,7 +111,7 @@ class _Model:
                     to = int(np.argmin(held))
                     home[order[k - 1]] = holders[to]
                     held[to] += self.held[order[k - 1]]
-                if k > least or (k == least and (k or not found)):
+                if k >= least and (k or not found):
                     found.append(((*self.modelled(home), k), home.copy()))
         return [one for one in found if one[0][0] == 0] or found
 

@@ -53,11 +53,6 @@ class Objective:
     microbatches: int = 0
     inference: bool = False
 
-    @property
-    def pipeline(self) -> str:
-        """What passes through a pipeline; empty if one step or query is simulated."""
-        return ("queries" if self.inference else "microbatches") if self.microbatches else ""
-
     def check(self, rules: Rules) -> None:
         """Raise :class:`InvalidInput` unless a pipeline can run under ``rules``; it has an order of its own (R10)."""
         if self.microbatches and (rules.order != "fifo" or rules.runtime != "dataflow"):
@@ -77,15 +72,17 @@ class Objective:
                 source=graph.name,
             )
 
-    def run(self, problem: Problem, placement: Placement) -> tuple[Problem, Placement, Schedule]:
-        """What is simulated: the problem itself, or the graph of all microbatches."""
+    def run(self, problem: Problem, placement: Placement) -> tuple[Problem, Placement, Schedule, str, int]:
+        """What is simulated, as :class:`simdev.report.explain.Explanation` takes it: the problem itself or the graph of
+        all microbatches, and then what passes through the pipeline, and the score."""
         from simdev.sim import simulate
         from simdev.sim.pipeline import simulate_pipeline
 
         if not self.microbatches:
-            return problem, placement, simulate(problem, placement)
+            return problem, placement, simulate(problem, placement), "", 0
         report = simulate_pipeline(problem, placement, self.microbatches, self.schedule)
-        return report.problem, report.placement, report.schedule
+        what = "queries" if self.inference else "microbatches"
+        return report.problem, report.placement, report.schedule, what, math.ceil(report.steady_ns)
 
     def simulate(
         self, problem: Problem, placement: Placement, *, engine: str = "fast", valid: bool = False

@@ -82,7 +82,7 @@ def _explained(folder: Path, row):
     problem, objective = stored.stored_problem(folder, row), parse_objective(row.objective)
     placement = stored_placement(folder, row.placement)
     placement.check(problem, source=placement_file(folder, row.placement))
-    return Explanation(*objective.run(problem, placement), objective.pipeline, row.simulated_ns)
+    return Explanation(*objective.run(problem, placement))
 
 
 def _from_file(path: Path, workload: str | None, topology: str | None, placer: str | None):

@@ -45,7 +45,7 @@ class Explanation:
     of them (:func:`simdev.sim.pipeline.simulate_pipeline`), and ``each_ns`` the steady time of each."""
 
     def __init__(
-        self, problem: Problem, placement: Placement, schedule: Schedule, pipeline: str = "", each_ns: float = 0
+        self, problem: Problem, placement: Placement, schedule: Schedule, pipeline: str = "", each_ns: int = 0
     ):
         self.problem, self.placement, self.schedule = problem, placement, schedule
         self.pipeline, self.each_ns = pipeline, each_ns

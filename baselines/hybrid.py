@@ -9,7 +9,7 @@ from simdev.baselines._units import capacities
 from simdev.errors import Unsupported
 from simdev.exact.training import accelerators_by_kind, reaching
 from simdev.placers.placer import placer
-from simdev.problem.graph import PHASES
+from simdev.problem.graph import PHASES, ComputationGraph
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 
@@ -21,7 +21,7 @@ SWAPS = 0.3  # of moves: two layers without copies change places
 
 @placer(
     "hybrid",
-    version=2,
+    version=3,
     family="expert",
     searches=True,
     source="Naumov et al., arXiv:1906.00091, 2019, section 3",
@@ -31,15 +31,17 @@ def hybrid(problem, *, rng, budget):
     of these is on one accelerator or on the first host, and runs there for all microbatches.
 
     Naumov et al. divide the embedding tables among the accelerators and copy the other layers; that ``k`` is sought,
-    and the host, are departures, and so is the climb. Layers that change in the backward phase have no copies for any
-    ``k`` (R10). Layers for which an accelerator lacks a kernel are on the host, too. Each kind and ``k`` with either of
-    the two is a candidate, if its persistent bytes fit (or all, if those of none fit). Candidates are simulated in the
-    order of a simple model: the work of a microbatch on the busiest device, its share of all tensors sent to and from
-    layers without copies, and its share of the exchange of gradients. Of memory, the model knows persistent bytes
-    alone, so the first candidates may not fit. Candidates take half of the budget at most. The rest is a climb from the
-    best: a random layer goes to another accelerator, to the host, or to all as copies, or two layers without copies
-    change places. For the time of one step there are no copies: the other layers are on the first accelerator. Raises
-    :class:`Unsupported` if neither the accelerators nor the host have all kernels of a layer.
+    and the host, are departures, and so is the climb. An input of the step belongs to the layer that reads it first, so
+    that a layer without copies need not wait for a device that has not begun the microbatch (the barriers of R10).
+    Layers that change in the backward phase have no copies for any ``k`` (R10). Layers for which an accelerator lacks a
+    kernel are on the host, too. Each kind and ``k`` with either of the two is a candidate, if its persistent bytes fit
+    (or all, if those of none fit). Candidates are simulated in the order of a simple model: the work of a microbatch on
+    the busiest device, its share of all tensors sent to and from layers without copies, and its share of the exchange
+    of gradients. Of memory, the model knows persistent bytes alone, so the first candidates may not fit. Candidates
+    take half of the budget at most. The rest is a climb from the best: a random layer goes to another accelerator, to
+    the host, or to all as copies, or two layers without copies change places. For the time of one step there are no
+    copies: the other layers are on the first accelerator. Raises :class:`Unsupported` if neither the accelerators nor
+    the host have all kernels of a layer.
     """
     teams = [reaching(problem, alike) for alike in accelerators_by_kind(problem)]
     models = [_Model(problem, team, budget.microbatches) for team in teams]
@@ -68,6 +70,14 @@ def hybrid(problem, *, rng, budget):
     return model.placement(home)
 
 
+def _first_readers(graph: ComputationGraph) -> np.ndarray:
+    """int ``(n,)``: of each input outside colocation groups, the op of the lowest number that reads it; else -1."""
+    reader = np.full(graph.n_ops, graph.n_ops)
+    np.minimum.at(reader, graph.edge_source, graph.consumers)
+    inputs = (np.array(graph.kinds)[graph.op_kind] == "input") & (np.bincount(graph.unit_of_op)[graph.unit_of_op] == 1)
+    return np.where(inputs & (reader < graph.n_ops), reader, -1)
+
+
 class _Model:
     """What a hybrid takes. ``layer`` int ``(n,)``: of each op; the ops of a colocation group are in one layer."""
 
@@ -79,6 +89,8 @@ class _Model:
         heaviest = np.lexsort((-weight, graph.unit_of_op))  # of each unit first
         first = np.searchsorted(graph.unit_of_op[heaviest], np.arange(graph.n_units))
         self.layer = graph.op_layer[heaviest[first]][graph.unit_of_op]
+        read = _first_readers(graph)
+        self.layer = np.where(read < 0, self.layer, self.layer[read])
         n = len(graph.layers)
         self.held = np.bincount(self.layer, weight, n)
         durations = each_microbatch_ns(problem)

@@ -102,6 +102,21 @@ def test_dlrm_fits_and_is_faster_than_without_copies():
     assert budget.best_step_ns < 0.7 * steady_ns(problem, straight, 8)
 
 
+def test_inputs_are_where_layers_without_copies_read_them():
+    """A look-up on the host would otherwise wait until a replica begins the microbatch, and with it the replica."""
+    problem = Problem.build(load_workload("dlrm"), load_topology("p100x4"))
+    placement, budget = place(problem, 1, 32)
+    graph = problem.graph
+    fed = np.array([name.startswith("input") for name in graph.op_names])[graph.edge_source]
+    fed &= ~placement.replicated[graph.consumers]
+    source, reader = graph.edge_source[fed], graph.consumers[fed]
+    assert len(source) >= 8 and (placement.devices[source] == placement.devices[reader]).all()
+    inputs = np.isin(np.arange(graph.n_ops), source)
+    devices = np.where(inputs, placement.devices[placement.replicated][0], placement.devices)
+    waiting = Placement(devices, replica_of=placement.replica_of, replicated=placement.replicated | inputs)
+    assert budget.best_step_ns < 0.85 * steady_ns(problem, waiting, 32)
+
+
 def test_a_budget_simulates_replicas_only_with_microbatches():
     problem = two_tables(400, 1000)
     copied = Placement(np.zeros(6, int), replica_of=np.zeros(2, int))

@@ -92,8 +92,11 @@ def load_rank_program(path: str | PathLike) -> RankProgram:
 
 
 def is_rank_program(text: str) -> bool:
-    """Whether ``text`` names a rank program's file, not a model."""
-    return text.endswith(SUFFIX) or (".py:" not in text and Path(text).is_file())
+    """Whether ``text`` names a rank program's file, not a model: a configuration of Hugging Face, a captured step, or a
+    function of a file."""
+    if text.endswith((SUFFIX, ".rank.json")):
+        return True
+    return ".py:" not in text and not text.endswith((".json", ".npz")) and Path(text).is_file()
 
 
 class _Reader:

@@ -9,7 +9,7 @@ from simdev.cli.main import main
 from simdev.errors import InvalidInput
 from simdev.parallel import load_cluster, parse_mesh
 from simdev.parallel.program import Call, Segment
-from simdev.parallel.rank_program import Piece, RankProgram, load_rank_program, save_rank_program
+from simdev.parallel.rank_program import Piece, RankProgram, is_rank_program, load_rank_program, save_rank_program
 from simdev.parallel.replay import ProgramPlan, simulate_rank_program
 
 KERNEL = Call("compute", "mm", "mm", 1 << 30, 1 << 20, 1 << 20, live_bytes=64)
@@ -49,6 +49,20 @@ def test_simulate_plan_prints_a_captured_program(program, tmp_path, monkeypatch,
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code in (0, None) and capsys.readouterr().out.startswith("p on 2 x dgx-h100, tp=2, as captured")
+
+
+@pytest.mark.parametrize("name", ["config.json", "step.npz", "my_model.py:make_step"])
+def test_files_of_models_are_no_rank_programs(name, tmp_path):
+    """A configuration without brackets names a model, as with them."""
+    path = tmp_path / name
+    path.write_text("{}")
+    assert not is_rank_program(str(path))
+
+
+@pytest.mark.parametrize("name", ["p.rank.json.gz", "p.rank.json", "p.gz"])
+def test_files_of_rank_programs(name, tmp_path):
+    (tmp_path / name).write_text("{}")
+    assert is_rank_program(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("text", ["", "dgx-h100\n[nodes=2]", "dgx-h100[nodes=0]"])

@@ -238,8 +238,9 @@ class Job:
         kinds = self.with_changes(recomputes=RECOMPUTE).known_recomputes
         if not kinds and self.model.checks is not None:  # no kind of recomputation is to blame: the sizes are
             self.model.checks({**self.parameters, "recompute": RECOMPUTE[0]}, Mesh({}))
-        if not self.known_recomputes:
-            known, given = ", ".join(kinds), ",".join(self.recomputes)
+        wrong = [kind for kind in self.recomputes if kind not in RECOMPUTE and not self._knows(kind)]
+        if wrong or not self.known_recomputes:
+            known, given = ", ".join(kinds), ",".join(wrong or self.recomputes)
             raise InvalidInput(f"{self.model.name} knows {known}, not {given!r}", source="--recompute")
         if next(self.choices(), None) is not None:
             return

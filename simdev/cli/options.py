@@ -81,6 +81,17 @@ def positive(value: float | None, option: str) -> float | None:
     return value
 
 
+def refuse_chosen(model: str, options: bool) -> None:
+    """Raise :class:`InvalidInput` if a model's id says what planners choose, which would be ignored. ``options``:
+    whether the command has options for it."""
+    from simdev.shelf import parse_id
+
+    for name, value in parse_id(model)[2].items():
+        if name in ("microbatch", "recompute"):
+            remedy = f"pass --{name} {value}" if options else "leave it out"
+            raise InvalidInput(f"a planner chooses it; {remedy}", source=model, field=name)
+
+
 def dask_address(backend: Backend, scheduler: str | None) -> str | None:
     """The scheduler of the Dask cluster that is wanted, or None. Raises :class:`InvalidInput` if only one of the two
     options is given."""

@@ -188,6 +188,7 @@ def test_the_best_plans_and_a_configuration(tmp_path):
         (["--batch", "0"], "batch"),
         (["--framework", "fast"], "framework"),
         (["--recompute", "half"], "gpt knows none, selective, full, not 'half'"),
+        (["--recompute", "none,fulll"], "gpt knows none, selective, full, not 'fulll'"),
         (["--evaluations", "-3"], "--evaluations: expected a whole number from 1 on, got -3"),
         (["--top", "-1"], "--top: expected a whole number from 1 on, got -1"),
         (["--jobs", "0"], "--jobs: expected a whole number from 1 on, got 0"),
@@ -200,6 +201,23 @@ def test_mistakes_are_named(more, message):
     done = run("plan", GPT, "dgx-a100", *more)
     assert done.exit_code != 0
     assert isinstance(done.exception, SimdevError) and message in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    "command, remedy",
+    [
+        (["plan", "{}", "dgx-a100"], "pass --microbatch 4"),
+        (["bench", "--planner", "ddp", "-w", "{}", "-t", "dgx-a100"], "leave it out"),
+    ],
+)
+def test_what_planners_choose_is_no_parameter_of_their_model(command, remedy, tmp_path):
+    """It would be ignored."""
+    from simdev.errors import InvalidInput
+
+    model = GPT.replace("[", "[microbatch=4,")
+    done = run(*(word.format(model) for word in command), *(["-o", str(tmp_path)] if command[0] == "bench" else []))
+    assert isinstance(done.exception, InvalidInput)
+    assert str(done.exception) == f"{model}: microbatch: a planner chooses it; {remedy}"
 
 
 def test_a_job_that_divides_by_nothing_is_refused():

@@ -28,6 +28,7 @@ from simdev.cli.options import (
     dask_address,
     given,
     positive,
+    refuse_chosen,
 )
 from simdev.cli.tables import board_answer, print_board, print_json
 from simdev.errors import InvalidInput
@@ -212,6 +213,8 @@ def _plan_runs(models, clusters, entries, batch: int | None, framework: str, eva
         raise InvalidInput("models (-w) and clusters (-t) go together; without both, the whole board is run")
     if batch is not None and not models:
         raise InvalidInput("goes with -w and -t; the jobs of the board have batches of their own", source="--batch")
+    for model in models:
+        refuse_chosen(model, options=False)
     size = BATCH if batch is None else batch
     jobs = [(model, cluster, size) for model in models for cluster in clusters]
     return plan_jobs(jobs, entries, evaluations=evaluations, seeds=seeds, framework=framework)

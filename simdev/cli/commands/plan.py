@@ -23,6 +23,7 @@ from simdev.cli.options import (
     dask_address,
     in_a_folder,
     positive,
+    refuse_chosen,
 )
 from simdev.cli.pace import left as in_words
 from simdev.cli.tables import print_json, print_table
@@ -117,6 +118,7 @@ def plan(
     tokens, seconds = positive(tokens, "--tokens"), positive(seconds, "--seconds")
     price = positive(price, "--price")
     spec, params = find_planner(planner)
+    refuse_chosen(model, options=True)
     found, parameters = find_model(model, packed=True)
     job = Job(
         found,

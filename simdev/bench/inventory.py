@@ -24,7 +24,7 @@ from simdev.placers import registry
 from simdev.problem.graph_file import load_graph
 from simdev.problem.placement_file import FILE as PLACEMENTS
 from simdev.problem.placement_file import packed_keys, stored_placement
-from simdev.problem.topology import kept_device_file, split_nodes, topology_names
+from simdev.problem.topology import kept_device_file, split_choices, split_nodes, topology_names
 from simdev.shelf import parse_id
 
 Note = Callable[[str], None]
@@ -134,7 +134,7 @@ def _note_columns(results: list[Row], plans: list[PlanRow], seen: set[str], reru
             note(f"{answer} {given}, the evaluations{proof} and why runs have no score: only --rerun shows it")
     own = {row.workload for row in results if not is_registered(row.workload)}
     own |= {row.topology for row in results if split_nodes(row.topology)[0] not in topology_names()}
-    own |= {row.cluster for row in plans if split_nodes(row.cluster)[0] not in topology_names()}
+    own |= {row.cluster for row in plans if split_choices(row.cluster)[0] not in topology_names()}
     own |= {row.placer for row in results if registered_placer(row) is None}
     if own:
         names = ", ".join(shortened(ascii(name), 60) for name in sorted(own)[:MOST_NAMED])

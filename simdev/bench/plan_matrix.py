@@ -16,7 +16,7 @@ from simdev.parallel import find_model, load_cluster
 from simdev.parallel.framework import find_framework
 from simdev.placers.registry import parse_id
 from simdev.planners import Job, find_planner, planners
-from simdev.problem.topology import split_nodes
+from simdev.problem.topology import split_choices
 
 
 @dataclass(frozen=True, order=True)
@@ -78,8 +78,7 @@ def job_of(model: str, cluster: str, batch: int, framework: str, choices: str, *
 
 
 def _at(machine: Path, cluster: str) -> str:
-    _, nodes = split_nodes(cluster)
-    return str(machine) if nodes is None else f"{machine}[nodes={nodes}]"
+    return f"{machine}{split_choices(cluster)[1]}"
 
 
 def plan_jobs(

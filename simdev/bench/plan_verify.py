@@ -15,7 +15,7 @@ from simdev.errors import UnknownName, Unsupported, shortened
 from simdev.parallel.framework import framework_names
 from simdev.parallel.plan import PlanReport
 from simdev.planners import Evaluator, Job, PlannerSpec, find_planner, planners
-from simdev.problem.topology import split_nodes, topology_names
+from simdev.problem.topology import split_choices, topology_names
 
 _EVALUATORS: dict[tuple, Evaluator] = {}  # of this process: of the job that it checked last
 
@@ -99,7 +99,7 @@ def _job(folder: Path, row: PlanRow, check: Check) -> Job:
     if row.framework.partition("[")[0] not in framework_names():
         raise UnknownName("framework", row.framework, framework_names())  # a path of the row is not opened
     machine = None
-    if split_nodes(row.cluster)[0] not in topology_names():
+    if split_choices(row.cluster)[0] not in topology_names():
         machine = kept_machine(folder, row.cluster)
         if not machine.is_file():
             raise UnknownName("cluster", row.cluster, topology_names())  # a path of the row is not opened

@@ -19,7 +19,14 @@ from simdev.placers.placer import PlacerSpec
 from simdev.problem.graph import ComputationGraph
 from simdev.problem.graph_file import load_graph
 from simdev.problem.problem import Problem
-from simdev.problem.topology import Topology, kept_device_file, load_topology, split_nodes, topology_names
+from simdev.problem.topology import (
+    Topology,
+    kept_device_file,
+    load_topology,
+    split_choices,
+    split_nodes,
+    topology_names,
+)
 
 
 def kept_graph(out: Path, fingerprint: str) -> Path:
@@ -37,7 +44,7 @@ def kept_machine(out: Path, topology: str) -> Path:
 def keep_machine(topology: str, out: Path) -> None:
     """Copy a machine of the user's own, with the device files that it names, into a result folder, so that its rows can
     be verified elsewhere."""
-    file, _ = split_nodes(topology)
+    file, _ = split_choices(topology)
     if file in topology_names():
         return
     path = kept_machine(out, topology)

@@ -364,6 +364,12 @@ def split_nodes(text: str) -> tuple[str, int | None]:
     return (many[1], int(many[2])) if many else (text, None)
 
 
+def split_choices(text: str) -> tuple[str, str]:
+    """Name or path of ``NAME[nodes=N,oversubscription=2]``, and the brackets, which are empty where there are none."""
+    found = re.fullmatch(r"(.+?)(\[[^\[\]]*\])?", text, re.DOTALL)
+    return (found[1], found[2] or "") if found else (text, "")
+
+
 def load_kinds() -> dict[str, DeviceKind]:
     """The device kinds that ship with simdev, by name."""
     return dict(_shipped_kinds())

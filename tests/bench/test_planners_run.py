@@ -15,7 +15,7 @@ from test_bench import alive, descendants, needs_proc, wait_until
 from simdev.bench.bench import Observer
 from simdev.bench.bench import bench as execute_all
 from simdev.bench.plan_matrix import plan_jobs
-from simdev.bench.plan_rows import read_plan_rows
+from simdev.bench.plan_rows import choices_of, read_plan_rows
 from simdev.bench.plan_run import PLANNING
 from simdev.bench.workers import Limits
 from simdev.errors import InvalidInput, UnknownName
@@ -469,3 +469,21 @@ def test_cells_that_no_planner_writes_are_refused(board, tmp_path, column, cell)
     write_csv(tmp_path / FILE, COLUMNS, lines)
     with pytest.raises(InvalidInput, match="line 2"):
         read_plan_rows(tmp_path, check_digest=False)
+
+
+def test_clusters_with_other_choices_than_nodes_are_kept_and_read_again(tmp_path):
+    """A row names the whole id of its cluster; the file that the folder keeps is that of a node."""
+    from simdev.bench.plan_matrix import job_of
+    from simdev.bench.stored import keep_machine, kept_machine
+    from simdev.problem.topology import DEVICES_DIR
+
+    choices = "[nodes=2,oversubscription=4]"
+    keep_machine(f"dgx-a100{choices}", tmp_path)
+    assert not list(tmp_path.iterdir())  # it ships
+    own = tmp_path / "own.toml"
+    own.write_bytes((DEVICES_DIR / "dgx-a100.toml").read_bytes())
+    keep_machine(f"{own}{choices}", tmp_path)
+    run = "gpt-3.6b", f"{own}{choices}", 64, "eager", choices_of("gpt-3.6b")
+    again = job_of(*run, machine=kept_machine(tmp_path, run[1]))
+    assert again.cluster.network_bytes_per_s == job_of(*run).cluster.network_bytes_per_s > 0
+    assert again.ranks == 16

@@ -111,7 +111,7 @@ def why_slower(best: Outcome, other: Outcome) -> str:
     return f"{what} {more[what] / 1e6:,.0f} ms more" if more[what] > 0 else "is as quick"
 
 
-LEAST = 0.01  # a change of the tokens per second, below which it is not advised
+LEAST = 0.01  # a change of the step time or the tokens per second, below which it is not advised
 
 
 def what_helps(job: Job, budget: PlanBudget, best: Outcome) -> list[str]:
@@ -132,7 +132,7 @@ def what_helps(job: Job, budget: PlanBudget, best: Outcome) -> list[str]:
         least = min(better, key=lambda o: o.time_ns)
         gain = 1 - least.time_ns / best.time_ns
         gpu = _gpu_with(max(least.reserved_bytes or least.peak_bytes), job)
-        if gpu:
+        if gpu and gain >= LEAST:
             found.append(f"{gpu}: {least.choice} fits there, and takes {gain:.1%} less time even if it is no faster")
     network = replace(job.cluster, network_bytes_per_s=2 * job.cluster.network_bytes_per_s)
     changes = [("twice the sequences in a step", job.with_changes(batch=2 * job.batch))]
@@ -140,6 +140,8 @@ def what_helps(job: Job, budget: PlanBudget, best: Outcome) -> list[str]:
         changes.insert(0, ("a network twice as fast", job.with_changes(cluster=network)))
     for name, other in changes:
         there = evaluator.sibling(other).outcome(best.choice, always=True)
+        if not there.fits:  # twice the microbatches, each of which a pipeline keeps a buffer for
+            continue
         rate = (other.batch / there.time_ns) / (job.batch / best.time_ns)
         if rate - 1 >= LEAST:
             found.append(f"{name}: this plan would process {rate - 1:.1%} more sequences per second")

@@ -24,7 +24,7 @@ from simdev.planners import Choice, Evaluator, Job, PlanBudget, planners
 from simdev.planners import estimate as module
 from simdev.planners.bounds import job_bound_ns
 from simdev.planners.estimate import estimate, estimates, least_bytes, stage_costs
-from simdev.planners.figures import why_none_fits, why_nothing_can_fit
+from simdev.planners.figures import what_helps, why_none_fits, why_nothing_can_fit
 from simdev.planners.outcome import Outcome
 
 # the cost model: close to the simulation, and the same whatever the number of workers
@@ -85,6 +85,29 @@ def test_a_plan_that_was_tried_is_not_advised(job, evaluator):
         outcomes = {tried: Outcome(tried, None, 1, (2**37,))}
         budget = SimpleNamespace(tried=outcomes, estimated={}, evaluator=evaluator)
         assert advice in why_none_fits(job, budget)
+
+
+def advice(job, step_ns=1000, overflow_bytes=0, tried=()):
+    """What helps a plan of 1,000 ns if twice the sequences take ``step_ns`` and lack ``overflow_bytes``, and plans that
+    were tried and lack memory would take the ``tried`` times."""
+    choice = Choice(Mesh({"dp_shard": 8}), 1)
+    lacking = {
+        Choice(Mesh({"dp_shard": 8}), 2 + n): Outcome(choice, time, 1, (2**36,), 1) for n, time in enumerate(tried)
+    }
+    there = SimpleNamespace(outcome=lambda choice, always: Outcome(choice, step_ns, overflow_bytes, (1,)))
+    evaluator = SimpleNamespace(sibling=lambda _: there, outcome=lambda one, always, exact: lacking[one])
+    outcomes = {one: Outcome(one, None, 1, (2**36,), 1) for one in lacking}
+    budget = SimpleNamespace(tried=outcomes, estimated={}, evaluator=evaluator)
+    return what_helps(job, budget, Outcome(choice, 1000, 0, (1,)))
+
+
+def test_advice_is_a_plan_that_fits_and_gains_a_hundredth(job):
+    (sentence,) = advice(job)
+    assert sentence.startswith("twice the sequences in a step: this plan would process 100.0% more")
+    assert advice(job, overflow_bytes=1) == []  # a pipeline keeps a buffer for each of its microbatches
+    assert advice(job, step_ns=None) == []  # too many ops to simulate
+    assert advice(job, step_ns=1990, tried=[995]) == []
+    assert "takes 2.0% less time" in advice(job, step_ns=1990, tried=[980, 995])[0]
 
 
 def test_what_no_plan_can_hold_is_known_before_any_simulation(job, evaluator):

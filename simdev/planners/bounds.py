@@ -19,6 +19,7 @@ from math import inf
 
 import numpy as np
 
+from simdev.parallel.capture.stage import StageProgram
 from simdev.parallel.costs.collectives import collective_ns
 from simdev.parallel.costs.timing import Template
 from simdev.parallel.mesh import Mesh
@@ -132,13 +133,14 @@ def small_mesh(mesh: Mesh) -> Mesh:
 @dataclass(frozen=True)
 class _Whole:
     """The whole model on one stage: least time of both passes of a microbatch on the device and on the host, bytes of
-    parameters and optimizer state, bytes kept for the backward pass, number of parameters."""
+    parameters and optimizer state, bytes kept for the backward pass, bytes of gradients that replicas exchange at
+    least."""
 
     passes_ns: int
     issue_ns: int
     resident_bytes: int
     kept_bytes: int
-    parameters: int
+    exchanged_bytes: int
 
 
 def _whole(shared: SharedByPlans, choice: Choice, mesh: Mesh) -> _Whole:
@@ -152,8 +154,14 @@ def _whole(shared: SharedByPlans, choice: Choice, mesh: Mesh) -> _Whole:
         _kernels_issue_ns(forward) + min(map(_kernels_issue_ns, backward)),
         (stage.parameters * WHOLE if plan.distributed_optimizer else stage.resident_bytes) * shards,
         stage.forward.live_bytes,
-        stage.parameters * shards,
+        min(GRADIENT_BYTES * stage.parameters, gradient_bytes(stage)) * shards,
     )
+
+
+def gradient_bytes(stage: StageProgram) -> int:
+    """Bytes of the gradients that a rank of a stage keeps for its update, which frees them. Frozen parameters have
+    none."""
+    return -min(0, stage.finish.live_bytes)
 
 
 def _kernels_ns(template: Template) -> int:
@@ -188,6 +196,6 @@ def _choice_bound(job: Job, choice: Choice, whole: _Whole) -> float:
     bound = max(bound, whole.issue_ns * microbatches / ranks)
     axes = [axis for axis in ("dp_replicate", "dp_shard") if mesh[axis] > 1]
     if axes and not job.software.distributed_optimizer:  # whose traffic is taken to overlap
-        payload = GRADIENT_BYTES * whole.parameters // ranks
+        payload = whole.exchanged_bytes // ranks
         bound = max(bound, collective_ns("reduce_scatter", payload, mesh.lines(axes)[0], job.cluster))
     return bound

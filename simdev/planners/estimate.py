@@ -37,14 +37,13 @@ from simdev.parallel.passes import STEP
 from simdev.parallel.plan import DIVIDED, WHOLE, Plan, resident_bytes
 from simdev.parallel.program import NotRepeating, Segment, once_for_each
 from simdev.parallel.unroll import execution_order
-from simdev.planners.bounds import small_mesh, span_ns
+from simdev.planners.bounds import gradient_bytes, small_mesh, span_ns
 from simdev.planners.job import Choice, Job, SharedByPlans
 
 SHARDS = 2  # of the captures (small_mesh); what a rank stores is scaled to other numbers
 # Estimated memory over the capacity, up to which a plan is simulated, by what decides whether it fits. An allocator
 # reserves more than tensors take: in the plans that were tried, 1.05 to 1.6 times as much.
 MARGIN = {"allocated": 1.05, "reserved": 1.0}
-GRADIENT_BYTES = 4  # of a sharded gradient
 GATHERED_BYTES = 2  # of a parameter that stays gathered
 GATHERS = frozenset({"split_with_sizes_copy", "all_gather_copy_in"})  # copies of FSDP around an all-gather
 PASSES = ("F", "B first", "B further", "B last", "U")
@@ -297,7 +296,7 @@ def _least_bytes(shared: SharedByPlans) -> float:
         stage = _captured(shared, plan, small, part, size)
         if plan.distributed_optimizer:
             return stage.parameters * (WHOLE + DIVIDED)
-        return (stage.resident_bytes - min(0, stage.finish.live_bytes)) * small["dp_shard"]
+        return (stage.resident_bytes + gradient_bytes(stage)) * small["dp_shard"]
 
     few, more = _few(job, plan.parameters)
     short, long = held(few), held(more)
@@ -318,11 +317,13 @@ def _passes(shared: SharedByPlans, plan: Plan) -> dict[str, _Passes]:
 @dataclass(frozen=True, eq=False)
 class _TimedCapture:
     """What the figures of a plan are computed from: the timed passes of a capture by name, on one of the meshes that
-    share it, bytes of parameters and optimizer state, and the number of parameters."""
+    share it, bytes of parameters and optimizer state, the number of parameters, and bytes of their gradients: frozen
+    parameters have none."""
 
     passes: Mapping[str, Template]
     resident_bytes: int
     parameters: int
+    gradient_bytes: int
 
 
 def _timed_captures(shared: SharedByPlans, plan: Plan, small: Mesh) -> list[_TimedCapture]:
@@ -336,12 +337,13 @@ def _timed_captures(shared: SharedByPlans, plan: Plan, small: Mesh) -> list[_Tim
         def time(segment: Segment) -> Template:
             return make_template(segment, plan.cluster, plan.mesh, 0, plan.host, shared.prices, merge=not alone)
 
-        def timed(one: StageProgram) -> dict[str, Template]:
+        def timed(one: StageProgram) -> _TimedCapture:
             passes = one.forward, *one.backward[:3], one.finish
-            return dict(zip(PASSES, map(time, passes), strict=True))
+            times = dict(zip(PASSES, map(time, passes), strict=True))
+            return _TimedCapture(times, one.resident_bytes, one.parameters, gradient_bytes(one))
 
         captures = _captures(shared, plan, small, int(p["microbatch"]))
-        known[key] = [_TimedCapture(timed(one), one.resident_bytes, one.parameters) for one in captures]
+        known[key] = [timed(one) for one in captures]
     return known[key]
 
 
@@ -400,10 +402,10 @@ def _figures(shared: SharedByPlans, plan: Plan, captures: list[_TimedCapture]) -
         span, busy = slowed(span_ns(template), np.bincount(template.stream, template.ns, 1), plan.slowdown)
         return span, host, float(busy.max()), template
 
-    def figures(timed: Template, parameters: int, leaves: bool, reduces: bool, factor: float) -> np.ndarray:
+    def figures(timed: Template, gradients: int, leaves: bool, reduces: bool, factor: float) -> np.ndarray:
         span, host, busiest, template = measured(timed)
-        saved = GRADIENT_BYTES * parameters * (1 - left) if leaves and shards > 1 else 0.0
-        exchange = _exchange_ns(plan, parameters * left) if reduces and shards > 1 else 0.0
+        saved = gradients * (1 - left) if leaves and shards > 1 else 0.0
+        exchange = _exchange_ns(plan, gradients * left) if reduces and shards > 1 else 0.0
         times = np.array([factor * span, host, factor * busiest, exchange])
         return np.concatenate([times, [template.live_bytes - saved, template.peak_bytes - saved]])
 
@@ -417,12 +419,12 @@ def _figures(shared: SharedByPlans, plan: Plan, captures: list[_TimedCapture]) -
 
     def both(name: str, leaves: bool = False, reduces: bool = False, factor: float = 1.0) -> _Passes:
         """``leaves``: the pass leaves shards of gradients that were not there before; ``reduces``: it reduces them."""
-        short, long = (figures(one.passes[name], one.parameters, leaves, reduces, factor) for one in captures)
+        short, long = (figures(one.passes[name], one.gradient_bytes, leaves, reduces, factor) for one in captures)
         return _Passes(short, layer(short, long))
 
     whole_bytes = GATHERED_BYTES * SHARDS if _stay(plan) and shards > 1 else 0  # of each parameter in the captures
     stored = [np.array([resident_bytes(plan, stage) * left + whole_bytes * stage.parameters]) for stage in captures]
-    shard = [np.array([GRADIENT_BYTES * stage.parameters * left]) for stage in captures]
+    shard = [np.array([stage.gradient_bytes * left]) for stage in captures]
     return {
         "F": both("F"),
         "B first": both("B first", leaves=not whole, reduces=not whole),
@@ -460,12 +462,12 @@ def _without_gathers(template: Template) -> Template:
     return replace(template, ns=np.where(none, 0, template.ns), issue_ns=issue, rest_ns=rest)
 
 
-def _exchange_ns(plan: Plan, parameters: float) -> float:
-    """An all-reduce of the gradients of ``parameters`` among the replicas of sharded groups."""
+def _exchange_ns(plan: Plan, gradients: float) -> float:
+    """An all-reduce of ``gradients``, in bytes, among the replicas of sharded groups."""
     if plan.mesh["dp_replicate"] < 2:
         return 0.0
     line = plan.mesh.lines(("dp_replicate",))[0]
-    return float(collective_ns("all_reduce", int(GRADIENT_BYTES * parameters), line, plan.cluster))
+    return float(collective_ns("all_reduce", int(gradients), line, plan.cluster))
 
 
 def _pass_ns(figures: np.ndarray) -> float:

@@ -132,6 +132,45 @@ def test_what_no_plan_can_hold_is_known_before_any_simulation(job, evaluator):
     assert found is not None and found.overflow_bytes and not found.fits and found.choice == choice
 
 
+FROZEN = """
+import torch
+from torch import nn
+from simdev import TrainingStep
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.frozen, self.down, self.up = nn.Linear(512, 512), nn.Linear(512, 4), nn.Linear(4, 512)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x):
+        return self.frozen(x) + self.up(self.down(x))
+
+
+def make_step():
+    model = nn.Sequential(nn.Linear(512, 512), nn.Sequential(*(Block() for _ in range(6))))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return TrainingStep(model, (torch.zeros(4, 64, 512),), lambda model, x: model(x).square().mean(), torch.optim.AdamW(
+        trained))
+"""
+
+
+@pytest.mark.slow
+def test_replicas_exchange_no_gradients_of_frozen_parameters(tmp_path, monkeypatch):
+    """Neither in estimates nor in bounds: on a slow network, that decides which plan is the quickest."""
+    pytest.importorskip("torch")
+    (tmp_path / "frozen.py").write_text(FROZEN)
+    model, parameters = find_model(f"{tmp_path}/frozen.py:make_step")
+    where = load_cluster("dgx-a100[nodes=2,network_gb_per_s=0.05]")
+    job = Job(model, parameters, where, 16, microbatches=(1,), recomputes=("none",))
+    evaluator, choice = Evaluator(job), Choice(Mesh({"dp_replicate": 2, "dp_shard": 8}))
+    exact = evaluator.outcome(choice, always=True)
+    assert estimate(evaluator, choice).step_ns == pytest.approx(exact.step_ns, rel=0.1)
+    monkeypatch.setattr(Job, "choices", lambda self: iter([choice]))
+    assert 0 < job_bound_ns(evaluator) <= exact.step_ns
+
+
 @pytest.mark.parametrize("choice", [pytest.param(it, id=str(it), marks=TWENTY_SECONDS.get(it, ())) for it in CHOICES])
 def test_estimates_are_close_to_the_simulation(choice, evaluator):
     guess, exact = estimate(evaluator, choice), evaluator.outcome(choice, always=True)

@@ -193,7 +193,7 @@ class PlainModel:
 
     def check(self, p: Mapping[str, Any], mesh: Mesh) -> None:
         """Raise :class:`InvalidInput` for what is not offered."""
-        known = RECOMPUTE if self._facts.blocks or self.layers > 1 else RECOMPUTE[:1]  # there are no blocks
+        known = RECOMPUTE if self.lists else RECOMPUTE[:1]  # there are no blocks
         if p["recompute"] not in known:
             raise UnknownName("recompute", str(p["recompute"]), known, source=self.name)
         for size in self._facts.heads:

@@ -492,6 +492,16 @@ def test_two_lists_of_blocks_are_captured_with_few_of_each(entry, mesh, recomput
         assert one.name == "finish" or one == other  # an update of all parameters has no shapes of its own
 
 
+@pytest.mark.slow
+def test_short_lists_of_blocks_are_recomputed(entry):
+    """Captures leave out none of them."""
+    path, _, _ = entry.rpartition(":")
+    Path(path).write_text(TWO_LISTS.replace("class Block", "COUNTS = 2, 3\n\nclass Block", 1), encoding="utf-8")
+    kept, again = captured(entry, "dp_shard=2"), captured(f"{entry}[recompute=full]", "dp_shard=2")
+    assert again.forward.live_bytes < kept.forward.live_bytes
+    assert count(again, "addmm") == count(kept, "addmm") + 2 + 3
+
+
 def test_products_of_an_odd_size_are_named(entry):
     path, _, _ = entry.rpartition(":")
     Path(path).write_text(PLAIN.replace("256", "33"), encoding="utf-8")

@@ -1372,3 +1372,101 @@ def steps_as_long_as_their_error_allows():
         optimizer.step()
 
     return CustomStep(model, (x(8, 4), y(8, 2)), run)
+
+
+@loop
+def input_with_a_gradient():
+    model = net()
+    return TrainingStep(model, (x().requires_grad_(), y()), classify, [torch.optim.SGD(model.parameters(), lr=0.01)])
+
+
+@loop
+def leaf_of_the_forward_pass():
+    class Prompted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = net()
+
+        def forward(self, data):
+            return self.body(data + torch.zeros_like(data, requires_grad=True))
+
+    model = Prompted()
+    return TrainingStep(model, (x(), y()), classify, [torch.optim.SGD(model.parameters(), lr=0.01)])
+
+
+@loop
+def optimizers_in_hooks_of_a_training_step():
+    model = net()
+    for parameter in model.parameters():
+        optimizer = torch.optim.Adam([parameter])
+
+        def update(_, optimizer=optimizer):
+            optimizer.step()
+            optimizer.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(update)
+    return TrainingStep(model, (x(), y()), classify, [])
+
+
+class Lookahead(torch.optim.Optimizer):
+    def __init__(self, inner, every=2, share=0.5):
+        self.inner, self.every, self.share, self.count = inner, every, share, 0
+        super().__init__([parameter for group in inner.param_groups for parameter in group["params"]], {})
+        self.slow = [parameter.detach().clone() for group in inner.param_groups for parameter in group["params"]]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.inner.step()
+        self.count += 1
+        if self.count % self.every == 0:
+            for parameter, slow in zip(self.param_groups[0]["params"], self.slow, strict=True):
+                slow.add_(parameter - slow, alpha=self.share)
+                parameter.copy_(slow)
+
+
+@loop
+def an_optimizer_inside_another():
+    model = net(16, 16, 16, 4)
+    return TrainingStep(model, (x(), y()), classify, [Lookahead(torch.optim.Adam(model.parameters()))])
+
+
+class Reversible(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, one, other, first, second, *parameters):
+        ctx.parts, ctx.parameters = (first, second), len(parameters)
+        with torch.no_grad():
+            upper = one + first(other)
+            lower = other + second(upper)
+        ctx.save_for_backward(upper, lower)
+        return upper, lower
+
+    @staticmethod
+    def backward(ctx, of_upper, of_lower):
+        (first, second), (upper, lower) = ctx.parts, ctx.saved_tensors
+        with torch.enable_grad():
+            upper = upper.detach().requires_grad_()
+            added = second(upper)
+            added.backward(of_lower)
+            other = (lower - added).detach().requires_grad_()
+            of_upper = of_upper + upper.grad
+            first(other).backward(of_upper)
+        return of_upper, of_lower + other.grad, None, None, *[None] * ctx.parameters
+
+
+@loop
+def reversible_blocks():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter, self.leave = nn.Linear(16, 32), nn.Linear(32, 4)
+            self.parts = nn.ModuleList([net(16, 32, 16) for _ in range(4)])
+
+        def forward(self, data):
+            one, other = self.enter(data).chunk(2, -1)
+            for first, second in zip(self.parts[::2], self.parts[1::2], strict=True):
+                weights = *first.parameters(), *second.parameters()
+                one, other = Reversible.apply(one, other, first, second, *weights)
+            return self.leave(torch.cat([one, other], -1))
+
+    model = Net()
+    return TrainingStep(model, (x(), y()), classify, [torch.optim.SGD(model.parameters(), lr=0.01)])

@@ -149,7 +149,7 @@ def test_a_checkpoint_computes_its_last_product_again_if_it_is_reentrant(reentra
         return TrainingStep(model, (x,), loss, torch.optim.SGD(model.parameters()))
 
     recomputed = FORWARD if reentrant else 2 * 8 * 16 * 32  # the other kind stops once it has what it needs
-    of_input = 2 * 8 * 16 * 32 * reentrant
+    of_input = 2 * 8 * 16 * 32
     assert products(captured(make)) == TRAINED + recomputed + of_input
 
 

@@ -37,10 +37,10 @@ def build_fake(make: Callable[[], Step] | Step, name: str) -> Built:
     """
     mode, shadows = FakeTensorMode(allow_non_fake_inputs=True), Shadows()
     if not isinstance(make, Callable):
-        return Built(_faked(checked(make, name), mode, shadows), _mode_of(make) or mode, shadows)
+        return Built(_faked(_written_out(checked(make, name)), mode, shadows), _mode_of(make) or mode, shadows)
     try:
         with mode, shadows, fake_construction(), as_on_gpu():
-            step = checked(make(), name)
+            step = _written_out(checked(make(), name))
         return Built(_faked(step, mode, shadows), mode, shadows)
     except SimdevError:
         raise
@@ -53,10 +53,10 @@ def build_fake(make: Callable[[], Step] | Step, name: str) -> Built:
 def build_real(make: Callable[[], Step] | Step, name: str) -> Step:
     """The step on real tensors of the CPU. Raises as :func:`build_fake` does."""
     if not isinstance(make, Callable):
-        return checked(make, name)
+        return _written_out(checked(make, name))
     try:
         with as_on_gpu():
-            return checked(make(), name)
+            return _written_out(checked(make(), name))
     except SimdevError:
         raise
     except Exception as error:
@@ -95,6 +95,28 @@ def checked(step, name: str) -> Step:
             )
     compiled = getattr(step.model, "_orig_mod", None)
     return replace(step, model=compiled) if isinstance(compiled, torch.nn.Module) else step
+
+
+def _written_out(step: Step) -> Step:
+    """``step`` as a loop that is written out, if its optimizers do not show all that is updated: a hook of a parameter
+    may step an optimizer inside the backward pass, and an optimizer may hold another one (Lookahead), whose state is
+    not its own."""
+    if not isinstance(step, TrainingStep):
+        return step
+    hooked = any(getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in step.model.parameters())
+    optimizers = optimizers_of(step)
+    inner = (item for optimizer in optimizers for item in vars(optimizer).values())
+    if not hooked and not any(isinstance(item, torch.optim.Optimizer) for item in inner):
+        return step
+
+    def run(model, *inputs):
+        step.loss(model, *inputs).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+
+    return CustomStep(step.model, step.inputs, run)
 
 
 def optimizers_of(step) -> list:

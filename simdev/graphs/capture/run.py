@@ -301,7 +301,7 @@ def _train(tape: Tape, step, held: Held, name: str, quiet, versions: Versions) -
     if quiet is not None:
         quiet.active = False
     trained = [parameter for parameter in held.named.values() if parameter.requires_grad]
-    if _hides_parameters(outcome):
+    if _needs_whole_backward(outcome, trained):
         outcome.backward()
         gradients = [parameter.grad for parameter in trained]
     else:
@@ -317,7 +317,8 @@ def _train(tape: Tape, step, held: Held, name: str, quiet, versions: Versions) -
         update(tape, optimizer, held.homes, held.alike[optimizer])
         versions.stop()
     tape.settle(held.homes)
-    results = {tape.value_of(outcome)}
+    left = [tensor.grad for _, tensor in _inputs(step.inputs) if tensor.is_leaf and tensor.grad is not None]
+    results = {tape.value_of(outcome), *map(tape.value_of, left)}
     if not held.optimizers:
         results |= set(final.values())
     found = [gradient for gradient in gradients if gradient is not None]
@@ -325,14 +326,18 @@ def _train(tape: Tape, step, held: Held, name: str, quiet, versions: Versions) -
     return Ran(results, final, size, len(found))
 
 
-def _hides_parameters(outcome) -> bool:
-    """Whether a reentrant checkpoint made ``outcome``: ``torch.autograd.grad`` finds no parameter behind one."""
-    stack, seen = [outcome.grad_fn], set()
+def _needs_whole_backward(outcome, trained) -> bool:
+    """Whether ``torch.autograd.grad`` of the ``trained`` parameters would leave out a part of the backward pass: the
+    gradients of other leaves (an input that requires one), and those that a function written in Python, such as a
+    reentrant checkpoint or a reversible block, accumulates by a backward pass of its own."""
+    known, stack, seen = set(map(id, trained)), [outcome.grad_fn], set()
     while stack:
         node = stack.pop()
         if node is None or node in seen:
             continue
-        if "CheckpointFunction" in node.name():
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        if hasattr(node, "variable") and id(node.variable) not in known:
             return True
         seen.add(node)
         stack += [parent for parent, _ in node.next_functions]

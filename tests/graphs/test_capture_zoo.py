@@ -148,6 +148,44 @@ def test_a_field_that_a_configuration_lacks_is_named_and_may_be_given():
         package_step(f"{model}[num_kv_heads=2]")[0]()
 
 
+def test_a_field_of_a_configuration_inside_another_is_named_with_both_names():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture import capture_package
+    from simdev.graphs.capture.packages import package_step, unset_fields
+
+    model = "transformers:CLIPModel"
+    assert package_step(f"{model}[vision_config.num_hidden_layers=1,text_config.num_hidden_layers=1]")[0]()
+    with pytest.raises(UnknownName, match="num_layers"):
+        package_step(f"{model}[vision_config.num_layers=1]")[0]()
+    with pytest.raises(UnknownName, match="image_config"):
+        package_step(f"{model}[image_config.num_hidden_layers=1]")[0]()
+    with pytest.raises(AttributeError) as failed:
+        _ = transformers.CLIPVisionConfig().rope_theta
+    assert unset_fields(model, failed.value) == ["vision_config.rope_theta"]
+    small = "n_layers=1,d_model=64,n_heads=2,attn_config.rope_theta=10000"
+    with pytest.raises(InvalidInput, match=r"other fields .*attn_config\.clip_qkv"):
+        capture_package(f"transformers:DbrxForCausalLM[{small}]", length=8)
+
+
+def test_a_field_of_diffusers_that_an_error_names_is_given_in_brackets():
+    diffusers = pytest.importorskip("diffusers")
+    from simdev.graphs.capture.packages import unset_fields
+
+    assert hasattr(diffusers, "Transformer2DModel")
+    error = ValueError("`in_channels` must be provided, `num_layers` need not")
+    assert unset_fields("diffusers:Transformer2DModel", error) == ["in_channels"]
+    assert unset_fields("diffusers:Transformer2DModel[in_channels=4]", error) == []
+
+
+def test_images_of_their_own_sizes_are_rows_of_patches():
+    pytest.importorskip("transformers")
+    from simdev.graphs.capture import capture_package
+
+    small = "num_hidden_layers=1,hidden_size=32,intermediate_size=32,num_attention_heads=2,num_patches=16"
+    graph = capture_package(f"transformers:Siglip2VisionModel[{small}]", batch=2)
+    assert {"input()->f32[2,16,768]", "input()->i64[2,2]"} <= set(graph.signatures)
+
+
 def test_a_field_may_be_a_list():
     from simdev.graphs.capture.packages import _TARGET, _fields
 
@@ -484,7 +522,7 @@ def test_an_argument_that_a_model_uses_without_being_given_it_is_named():
             return x * (mask + 0 if scale == 3 else mask.to(x.dtype) if scale == 2 else x.nothing)
 
     for scale in (2, 3):
-        with pytest.raises(InvalidInput, match=r"NoneType.*may need one of mask, .*FILE\.py:FUNCTION"):
+        with pytest.raises(InvalidInput, match=r"NoneType.*may need mask, .*FILE\.py:FUNCTION"):
             _call(Model(), {"x": torch.ones(2), "scale": scale})
     with pytest.raises(AttributeError, match="nothing"):
         _call(Model(), {"x": torch.ones(2), "scale": 1})
@@ -626,6 +664,46 @@ def test_a_sample_has_the_layout_of_its_family():
     assert shapes(type("TemporalDecoder", (Rows,), {})()) == {"sample": (2, 3, 128, 128)}
     assert shapes(type("TransformerTemporal", (RowsOfLatents,), {})()) == {"hidden_states": (2, 4, 32, 32)}
     assert shapes(Encoder()) == {"sample": (2, 3, 9, 128, 128)}
+    single = type("CausalConv3d", (torch.nn.Conv2d,), {})
+    of_single_frames = Encoder()
+    of_single_frames.first = single(3, 4, 3)
+    assert shapes(of_single_frames) == {"sample": (2, 3, 1, 128, 128)}
+
+    class Conditioned(torch.nn.Module):
+        config = {"in_visual_dim": 4, "patch_size": (1, 2, 2)}
+
+        def __init__(self):
+            super().__init__()
+            self.first = torch.nn.Linear(9 * 4, 8)
+
+        def forward(self, hidden_states):
+            return hidden_states
+
+    assert shapes(Conditioned()) == {"hidden_states": (2, 2, 32, 32, 9)}, "its latent, a condition and a mask"
+
+
+def test_an_optional_argument_that_a_model_uses_is_made_up(monkeypatch):
+    diffusers = pytest.importorskip("diffusers")
+    import torch
+
+    from simdev.graphs.capture import capture_package
+
+    class Controlled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.config = {"ctrl_conditioning_channels": 3}
+            self.conv_in, self.hint = torch.nn.Conv2d(4, 8, 3), torch.nn.Conv2d(3, 8, 8, stride=8)
+
+        def forward(self, sample, timestep, controlnet_cond=None, mask=None, other=None):
+            found = self.hint(
+                controlnet_cond,
+            )
+            return self.conv_in(sample).mean() + found.mean()
+
+    monkeypatch.setattr(diffusers, "ControlledModel", Controlled, raising=False)
+    graph = capture_package("diffusers:ControlledModel")
+    assert graph.meta["optional_inputs"] == ["controlnet_cond"]
+    assert {"input()->f32[1,4,32,32]", "input()->f32[1,3,256,256]"} <= set(graph.signatures)
 
 
 def test_shapes_that_the_documentation_gives_by_fields_are_kept():

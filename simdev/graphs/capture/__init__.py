@@ -156,13 +156,15 @@ def capture_package(
     target: str, *, name: str | None = None, allow_empty: bool = False, unroll: bool = False, **choices
 ) -> ComputationGraph:
     """Capture a model of an installed package by its id, such as ``timm:resnet50``; ``choices`` are those of
-    :func:`simdev.graphs.capture.packages.package_step`."""
+    :func:`simdev.graphs.capture.packages.package_step`. A model of diffusers that uses arguments which it may be called
+    without is captured again with them."""
     need_torch()
     from simdev.graphs.capture.build import BuildFailed
     from simdev.graphs.capture.packages import (
         GIVE,
         fields_read,
         keys_read,
+        needed_arguments,
         package_step,
         unset_fields,
         whole_layers,
@@ -173,6 +175,11 @@ def capture_package(
     try:
         graph = _captured(build, name or own_name, meta, target, None, allow_empty)
     except InvalidInput as error:
+        tried = choices.get("optional", ())
+        needed = [item for item in needed_arguments(error) if item not in tried and target.startswith("diffusers")]
+        if needed and not choices.get("inputs"):
+            choices = {**choices, "optional": (*tried, *needed)}
+            return capture_package(target, name=name, allow_empty=allow_empty, unroll=unroll, **choices)
         if "smaller model" in error.message and target.startswith("transformers") and "layers=" not in target:
             fewer = f"{error.message}, such as {with_field(target, 'num_hidden_layers', '2')}"
             raise InvalidInput(fewer, source=error.source, field=error.field) from error
@@ -184,6 +191,10 @@ def capture_package(
         if choices.get("inputs") or "=..." in error.message or "in brackets" in error.message:
             raise
         unset = unset_fields(target, cause)
+        fields = fields_read(target, cause)
+        if "may not fit" in error.message and fields and not unset:
+            remedy = f"{error.message}; or give other fields of its configuration in brackets{fields}"
+            raise InvalidInput(remedy, source=error.source, field=error.field) from error
         if "--" in error.message and not unset:
             raise
         if unset:
@@ -191,12 +202,12 @@ def capture_package(
                 target = with_field(target, field)
             remedy = f"its configuration leaves {', '.join(unset)} open: capture {target}"
         elif isinstance(error.__cause__, BuildFailed) and target.startswith(("transformers", "diffusers")):
-            remedy = f"give other fields of its configuration in brackets{fields_read(target, cause)}"
+            remedy = f"give other fields of its configuration in brackets{fields}"
         else:
             remedy = f"if the inputs that simdev makes up do not fit, {GIVE}"
             if target.startswith(("transformers", "diffusers")):
                 remedy += "; if the fields of its default configuration do not, give others in brackets"
-                remedy += fields_read(target, cause)
+                remedy += fields
         raise InvalidInput(f"{error.message}; {remedy}", source=error.source, field=error.field) from error
     if dropped := whole_layers(target):
         graph.meta["whole_layers"] = dropped

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+from collections.abc import Collection
 
 from simdev.graphs.capture.documented_inputs import TOKENS, documented
 
@@ -21,8 +22,9 @@ TEXT_WIDTHS = (  # fields for the width of a text's features: before their proje
 ).split()
 
 
-def diffusion_inputs(model, batch: int) -> dict:
-    """Latents, time steps and conditions, by name, as far as the model's forward takes them."""
+def diffusion_inputs(model, batch: int, optional: Collection[str] = ()) -> dict:
+    """Latents, time steps and conditions, by name, as far as the model's forward takes them, with those of its
+    ``optional`` arguments for which there is a rule."""
     import torch
 
     config, takes = model.config, inspect.signature(model.forward).parameters
@@ -55,7 +57,7 @@ def diffusion_inputs(model, batch: int) -> dict:
     name = next((name for name in ("sample", "x", "hidden_states") if name in takes), None)
     inputs = {name: torch.randn(_as_patches(model, config, takes, shape))} if name else {}
     inputs |= _conditions(model, config, takes, shape)
-    usual = {"image_embeddings", "timesteps"}
+    usual = {"image_embeddings", "timesteps", *optional}
     if "indices_latents" in takes and takes["indices_latents"].default is inspect.Parameter.empty:
         # a video that is made piece by piece: the pieces before, and their places
         before = {name.removeprefix("indices_") for name in takes if name.startswith("indices_")} & takes.keys()
@@ -81,11 +83,17 @@ def _latent(model, config, takes, batch: int) -> tuple[int, ...]:
     size = config.get("sample_size") or (IMAGE_SIDE if encodes else SIDE)
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     height, width = config.get("sample_height") or height, config.get("sample_width") or width
-    channels = config.get("in_channels") or 3
-    if config.get("in_visual_dim"):  # channels last
-        return batch, FRAMES, height, width, config["in_visual_dim"]
+    entrance = next((part for name, part in model.named_children() if name.endswith("conv_in")), None)
+    channels = config.get("in_channels") or getattr(entrance, "in_channels", 3)
+    if config.get("in_visual_dim"):  # channels last, with those of a condition if the first layer takes them
+        first = next((module for module in model.modules() if isinstance(module, torch.nn.Linear)), None)
+        patch = math.prod(config.get("patch_size") or (1,))
+        wide = first.in_features // patch if first is not None else config["in_visual_dim"]
+        return batch, FRAMES, height, width, max(wide, config["in_visual_dim"])
     blocks = [word for word in config.get("down_block_types") or () if isinstance(word, str)]
     solid = any(isinstance(module, torch.nn.Conv3d) for module in model.modules())
+    if not solid and any("Conv3d" in type(module).__name__ for module in model.modules()):  # of single frames
+        return batch, channels, 1, height, width
     video = solid or any("3D" in word or "Temporal" in word for word in (type(model).__name__, *blocks))
     if "num_frames" in takes and "height" not in takes:  # frames are rows of the batch
         return batch, channels, height, width
@@ -224,7 +232,8 @@ def by_name(name: str, config, latent: tuple[int, ...], tokens: int = TOKENS):
         return torch.randn(batch, config["cross_attention_dim"])
     if name == "controlnet_cond":  # an image, of which a latent has an eighth of the side
         side = [8 * extent for extent in latent[2:]]
-        return torch.randn(batch, config.get("conditioning_channels") or 3, *side)
+        channels = (value for key, value in config.items() if key.endswith("conditioning_channels") and value)
+        return torch.randn(batch, next(channels, 3), *side)
     return _place(name, config, latent, tokens)
 
 

@@ -52,6 +52,13 @@ def documented_shape(model, name: str, sizes: dict) -> tuple[int, ...] | None:
     return None
 
 
+def with_shape(model, name: str) -> str:
+    """The name of an argument, with the shape that the documentation of the model's forward gives to it: ``mask (of
+    shape batch_size, tokens)``."""
+    axes = next((axes for documented_name, _, axes in _shapes(model) if documented_name == name), None)
+    return f"{name} (of shape {', '.join(axes)})" if axes else name
+
+
 def _shapes(model) -> Iterator[tuple[str, str, list[str]]]:
     """Name, type and axes of each argument whose shape the documentation of the model's forward gives; the first shape
     of alternatives."""

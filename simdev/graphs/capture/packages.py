@@ -7,6 +7,7 @@ user's function, or made up from the configuration.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import json
@@ -21,7 +22,7 @@ from typing import Any
 
 from simdev.errors import InvalidInput, UnknownName, Unsupported
 from simdev.graphs.capture.diffusion_inputs import diffusion_inputs
-from simdev.graphs.capture.documented_inputs import documented, documented_shape
+from simdev.graphs.capture.documented_inputs import documented, documented_shape, with_shape
 from simdev.graphs.capture.vision_ops import define_missing_operators
 from simdev.graphs.workload import InferenceStep, Step, TrainingStep
 from simdev.user_file import import_file, neighbours
@@ -34,6 +35,12 @@ GIVE = "give a function that returns the inputs and labels of the model by --inp
 _TARGET = re.compile(r"(?P<package>\w+):(?P<model>[\w./-]+)(\[(?P<fields>.*)\])?")
 
 
+class NeedsArguments(InvalidInput):
+    """A model uses arguments, ``names``, that it may be called without."""
+
+    names: tuple[str, ...] = ()
+
+
 def package_step(
     target: str,
     *,
@@ -41,6 +48,7 @@ def package_step(
     batch: int | None = None,
     length: int | None = None,
     inputs: str | None = None,
+    optional: Collection[str] = (),
 ) -> tuple[Callable[[], Step], str, dict]:
     """What builds the step of a package's model, the graph's name and its meta.
 
@@ -48,6 +56,7 @@ def package_step(
     ``prefill`` (forward that fills the key-value cache) and ``decode`` (one token after ``length`` cached ones).
     ``batch`` and ``length`` (tokens) default to what the modality usually has. ``inputs`` is ``FILE.py:FUNCTION``, a
     function that takes the model and returns what it is called with: named tensors in a dictionary, or a tuple.
+    ``optional`` are arguments with a default that a model of diffusers gets all the same, if there is a rule for them.
     Raises :class:`InvalidInput` for an id, a field or a mode that does not exist, :class:`Unsupported` if the package
     is not installed.
     """
@@ -63,12 +72,14 @@ def package_step(
         if importlib.util.find_spec(needed) is None:
             raise Unsupported(f"{target} needs the package {needed}: pip install {needed}")
     define_missing_operators()
-    make = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers, "diffusers": _diffusers}[package]
+    diffusers = functools.partial(_diffusers, optional=optional)
+    make = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers, "diffusers": diffusers}[package]
     given = _given(inputs, target, mode, batch, length) if inputs else None
     build = make(target, model, _fields(match["fields"], target), mode, batch, length, given)
     changed = "".join(f"-{value}" for value in (mode if mode != "train" else None, match["fields"]) if value)
     source = f"those of {inputs}" if inputs else "made up, by the configuration where it gives sizes"
-    return build, f"{model}{changed}", {"source": target, "mode": mode, "batch": batch, "inputs_from": source}
+    meta = {"source": target, "mode": mode, "batch": batch, "inputs_from": source}
+    return build, f"{model}{changed}", meta | ({"optional_inputs": list(optional)} if optional else {})
 
 
 def _given(inputs: str, target: str, mode: str, batch: int | None, length: int | None) -> Callable:
@@ -124,18 +135,26 @@ def _fields(text: str | None, target: str) -> dict:
 
 
 def unset_fields(target: str, error: BaseException) -> list[str]:
-    """Fields that the default configuration of a transformers model leaves open or lacks, and that ``error`` names as
-    code (`field`) or that the function which failed reads."""
-    if not target.startswith("transformers:"):
+    """Fields that the default configuration of a model leaves open or lacks, and that ``error`` names as code (`field`)
+    or that the function which failed reads. A field of a configuration inside another has the names of both, with a dot
+    between them."""
+    match = _TARGET.fullmatch(target)
+    assert match is not None
+    given, named = _fields(match["fields"], target), re.findall(r"`(\w+)`", str(error))
+    if match["package"] == "diffusers":
+        import diffusers
+
+        takes = inspect.signature(getattr(diffusers, match["model"])).parameters
+        unset = [name for name in named if name in takes and takes[name].default is None and name not in given]
+        return list(dict.fromkeys(unset))
+    if match["package"] != "transformers":
         return []
     import transformers
 
-    match = _TARGET.fullmatch(target)
-    assert match is not None
     config = getattr(transformers, match["model"]).config_class()
-    given, named = _fields(match["fields"], target), re.findall(r"`(\w+)`", str(error))
     if isinstance(error, AttributeError) and isinstance(error.obj, transformers.PreTrainedConfig):
-        return [error.name]
+        inside = [key for key, part in vars(config).items() if type(part) is type(error.obj)]
+        return [".".join([*inside[:1], error.name])]
     if "NoneType" in str(error):
         inside = str(Path(transformers.__file__).parent)
         codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -157,7 +176,10 @@ def fields_read(target: str, error: BaseException) -> str:
     ]
     owners = [frame.f_locals.get("self") for frame in frames]
     for owner in reversed([type(owner) for owner in owners if isinstance(owner, torch.nn.Module)]):
-        names = dict.fromkeys(re.findall(r"\bconfig\.([a-z]\w*)", inspect.getsource(owner)))
+        found = re.findall(
+            r"\b(?:self\.)?(?:config\.)?(\w+_config\.[a-z]\w*|(?<=config\.)[a-z]\w*)", inspect.getsource(owner)
+        )
+        names = dict.fromkeys(found)
         return f" ({owner.__name__} reads {', '.join(names)})" if names else ""
     return ""
 
@@ -172,6 +194,13 @@ def keys_read(error: BaseException) -> str:
         return ""
     keys = re.findall(rf"\b{asked[1]}\[[\"'](\w+)[\"']\](?! *=[^=])", "".join(code))
     return f"; the keys that its code reads are {', '.join(dict.fromkeys(keys))}"
+
+
+def needed_arguments(error: BaseException | None) -> tuple[str, ...]:
+    """The arguments that a model used without being given them, as an ``error`` or one of its causes says."""
+    while error is not None and not isinstance(error, NeedsArguments):
+        error = error.__cause__
+    return error.names if error is not None else ()
 
 
 def whole_layers(target: str) -> dict[str, float]:
@@ -217,7 +246,7 @@ def _check_complete(model, inputs: dict, target: str) -> None:
     """Raise :class:`InvalidInput` if the model's forward needs arguments that are not among ``inputs``."""
     takes = inspect.signature(model.forward).parameters.values()
     missing = [item.name for item in takes if item.default is item.empty and item.kind is item.POSITIONAL_OR_KEYWORD]
-    missing = [name for name in missing if name not in inputs]
+    missing = [with_shape(model, name) for name in missing if name not in inputs]
     if missing:
         raise InvalidInput(
             f"its forward needs {', '.join(missing)}, which simdev does not make up; {GIVE}", source=target
@@ -235,10 +264,15 @@ def _call(model, inputs: dict):
         left_out = [name for name, item in takes if item.default is None and name not in inputs]
         if "NoneType" not in str(error) or not left_out:
             raise
-        raise InvalidInput(
-            f"running its step failed ({error}): it may need one of {', '.join(left_out)}, which simdev does not make "
-            f"up; {GIVE}"
-        ) from error
+        used = _used(error, left_out)
+        needed = ", ".join(with_shape(model, name) for name in used) or f"one of {', '.join(left_out)}"
+        # PyTorch's sentence about a call lists all that the call may take
+        what = re.sub(r", but expected one of:.*", "", str(error), flags=re.DOTALL)
+        raised = NeedsArguments(
+            f"running its step failed ({what}): it may need {needed}, which simdev does not make up; {GIVE}"
+        )
+        raised.names = tuple(used)
+        raise raised from error
     except NotImplementedError as error:
         if "labels" not in inputs:
             raise
@@ -251,6 +285,20 @@ def _call(model, inputs: dict):
         raise InvalidInput(
             f"running its step failed ({error}): what simdev makes up may not fit; give another --length, or {GIVE}"
         ) from error
+
+
+def _used(error: Exception, names: list[str]) -> list[str]:
+    """Those of ``names`` that are variables without a value in the expression that failed, in the innermost function
+    that has such variables."""
+    found, step = [], error.__traceback__
+    while step is not None:
+        code, known = step.tb_frame.f_code, step.tb_frame.f_locals
+        first, last, *_ = list(code.co_positions())[step.tb_lasti // 2]
+        lines = linecache.getlines(code.co_filename)[(first or 1) - 1 : last or first or 0]
+        words = re.findall(r"\w+", "".join(lines))
+        here = [name for name in names if name in words and known.get(name, error) is None]
+        found, step = here or found, step.tb_next
+    return found
 
 
 def _check_parts(model, error: Exception) -> None:
@@ -393,7 +441,7 @@ def _transformers(target, name, fields, mode, batch, length, given):
 
     def read(field: str) -> bool:
         code = inspect.getsource(sys.modules[cls.__module__])
-        return re.search(rf"\bconfig(\.|, \"){field}\b", code) is not None
+        return re.search(rf"config(\.|, \"){field}\b", code) is not None
 
     def build():
         config = config_class()
@@ -402,10 +450,12 @@ def _transformers(target, name, fields, mode, batch, length, given):
         own = text_config(config)
         if getattr(config, "image_token_index", 1) is None:  # the mark of an image among the tokens
             config.image_token_index = own.vocab_size - 1
-        for key, value in fields.items():
-            if not hasattr(config, key) and not hasattr(own, key) and not read(key):
-                raise UnknownName("field", key, vars(config), source=target)
-            setattr(own if hasattr(own, key) and not hasattr(config, key) else config, key, value)
+        for path, value in fields.items():
+            outer, _, key = path.rpartition(".")
+            part = _part_of(config, outer, target)
+            if not hasattr(part, key) and not hasattr(own, key) and not read(key):
+                raise UnknownName("field", path, vars(part), source=target)
+            setattr(own if part is config and hasattr(own, key) and not hasattr(config, key) else part, key, value)
         keep_layers(config, fields)
         if getattr(own, "pad_token_id", None) is None:
             own.pad_token_id = config.pad_token_id = 0
@@ -425,6 +475,16 @@ def _transformers(target, name, fields, mode, batch, length, given):
         return _training(model, (inputs,), lambda model, inputs: loss_of(_call(model, inputs)))
 
     return build
+
+
+def _part_of(config, path: str, target: str):
+    """The configuration inside ``config`` that has a name such as ``text_config``; ``config`` itself without one."""
+    for name in filter(None, path.split(".")):
+        if not hasattr(getattr(config, name, None), "model_type"):
+            parts = [key for key, part in vars(config).items() if hasattr(part, "model_type")]
+            raise UnknownName("configuration", name, parts, source=target)
+        config = getattr(config, name)
+    return config
 
 
 def text_config(config):
@@ -478,7 +538,7 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
     tokens = length or min(most if most > 0 else usual, usual, _positions(model))
     vocabulary = getattr(own, "vocab_size", None) or 1000
     count = batch or (8 if model.main_input_name == "pixel_values" else 4)
-    if "grid_thw" in takes:
+    if "grid_thw" in takes or ({"spatial_shapes", "pixel_values"} <= takes.keys() and "input_ids" not in takes):
         return _patches(config, takes, count)
     if model.main_input_name == "past_values":
         return _series(config, takes, batch or 32)
@@ -577,14 +637,30 @@ def _positions(model) -> int:
 
 
 def _patches(config, takes, count: int) -> dict:
-    """Images as a vision tower takes them that runs on patches: all in one list, with the grid of each image."""
+    """Images as a vision tower takes them that runs on patches: all in one list, with the grid of each image, or a row
+    of patches for each image."""
     import torch
 
+    if "grid_thw" not in takes:
+        return _rows_of_patches(config, takes, count)
     side, channels = 16, getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
     width = channels * (getattr(config, "temporal_patch_size", None) or 1) * config.patch_size**2
     patches = torch.randn(count * side * side, width)
     grids = torch.tensor([[1, side, side]] * count)
     return {"pixel_values" if "pixel_values" in takes else "hidden_states": patches, "grid_thw": grids}
+
+
+def _rows_of_patches(config, takes, count: int) -> dict:
+    """Images of their own sizes as a vision tower takes them: the patches of each image in a row, how many the image
+    has in each direction, and which of the row are patches."""
+    import torch
+
+    side = math.isqrt(getattr(config, "num_patches", None) or 256)
+    width = getattr(config, "num_channels", 3) * config.patch_size**2
+    shapes = torch.full((count, 2), side)
+    mask = {"pixel_attention_mask": torch.ones(count, side * side, dtype=torch.int64)}
+    patches = {"pixel_values": torch.randn(count, side * side, width), "spatial_shapes": shapes}
+    return patches | {name: tensor for name, tensor in mask.items() if name in takes}
 
 
 def _series(config, takes, count: int) -> dict:
@@ -705,7 +781,7 @@ def _generation(model, tokens, mode: str, target: str) -> InferenceStep:
 # diffusers -----------------------------------------------------------------------------------------------------
 
 
-def _diffusers(target, name, fields, mode, batch, length, given):
+def _diffusers(target, name, fields, mode, batch, length, given, optional=()):
     import diffusers
 
     cls = getattr(diffusers, name, None)
@@ -730,7 +806,7 @@ def _diffusers(target, name, fields, mode, batch, length, given):
             ) from error
         if given:
             return given(model)
-        inputs = diffusion_inputs(model, batch or 1)
+        inputs = diffusion_inputs(model, batch or 1, optional)
         _check_complete(model, inputs, target)
         return _unary_named(model, inputs, mode)
 

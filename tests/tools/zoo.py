@@ -134,7 +134,7 @@ VERDICTS = ("captured", "not counted", "refused", "wrong")
 def measure(target: str) -> dict:
     """Capture one model and count it again with PyTorch."""
     row = captured(target)
-    return row | recounted(target, 4 * row["parameters"])
+    return row | recounted(target, 4 * row["parameters"], row.get("optional_inputs", ()))
 
 
 def captured(target: str) -> dict:
@@ -160,7 +160,7 @@ def captured(target: str) -> dict:
             for label, number in zip(graph.op_names, graph.op_signature, strict=True)
             if graph.signatures[number].startswith("input()")
         ),
-    }
+    } | {key: value for key, value in graph.meta.items() if key == "optional_inputs"}
 
 
 def import_package(target: str) -> None:
@@ -187,9 +187,9 @@ def product_flops(graph) -> int:
     return int(graph.op_flops[np.array([kind in known for kind in graph.kinds])[graph.op_kind]].sum())
 
 
-def recounted(target: str, held_bytes: int) -> dict:
+def recounted(target: str, held_bytes: int, optional: list[str] | tuple = ()) -> dict:
     """Parameters and FLOPs of a training step of the model, counted by ``FlopCounterMode``. The model is built for
-    real unless its parameters, ``held_bytes``, are too large.
+    real unless its parameters, ``held_bytes``, are too large. It gets the ``optional`` inputs that the capture gave it.
 
     PyTorch's formula for the backward of grouped convolutions counts every filter as if it read every channel; here it
     is twice the forward's. Attention is counted without its dropout, with which the CPU has no kernel for all of it. A
@@ -227,9 +227,9 @@ def recounted(target: str, held_bytes: int) -> dict:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     if held_bytes > MOST_REAL_BYTES:
         with mode, Shadows(), fake_construction():  # models compute shares of dropped layers in small tensors
-            step = package_step(target)[0]()
+            step = package_step(target, optional=optional)[0]()
     else:
-        step = package_step(target)[0]()
+        step = package_step(target, optional=optional)[0]()
     counted = {"pytorch_parameters": sum(parameter.numel() for parameter in step.model.parameters())}
     mapping = {
         torch.ops.aten.convolution_backward: backward,
@@ -617,7 +617,8 @@ def judged(target: str) -> dict:
     row = in_a_fork(lambda: captured(target), SECONDS_OF_A_DRAW)
     if "error" in row:
         return row | {"verdict": "refused"}
-    again = in_a_fork(lambda: recounted(target, 4 * row["parameters"]), SECONDS_OF_A_DRAW)
+    optional = row.get("optional_inputs", ())
+    again = in_a_fork(lambda: recounted(target, 4 * row["parameters"], optional), SECONDS_OF_A_DRAW)
     if "error" in again:
         return row | {"verdict": "not counted", "why": again["error"]}
     row |= again

@@ -1470,3 +1470,44 @@ def reversible_blocks():
 
     model = Net()
     return TrainingStep(model, (x(), y()), classify, [torch.optim.SGD(model.parameters(), lr=0.01)])
+
+
+class SharpnessAware(torch.optim.Optimizer):
+    """As its usual implementation: it shares the groups of the optimizer inside it, and keeps the old weights in its
+    state, which the parameters take back."""
+
+    def __init__(self, parameters, inner, rho=0.05, **options):
+        super().__init__(parameters, {"rho": rho, **options})
+        self.inner = inner(self.param_groups, **options)
+        self.param_groups = self.inner.param_groups
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        norm = torch.stack([parameter.grad.norm() for parameter in parameters]).norm()
+        for parameter in parameters:
+            self.state[parameter]["old"] = parameter.data.clone()
+            parameter.add_(parameter.grad * (self.param_groups[0]["rho"] / (norm + 1e-12)))
+        self.zero_grad()
+        torch.enable_grad()(closure)()
+        for parameter in parameters:
+            parameter.data = self.state[parameter]["old"]
+        self.inner.step()
+
+
+@loop
+def old_weights_in_the_state():
+    model = net()
+    optimizer = SharpnessAware(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+
+    def run(model, data, labels):
+        def closure():
+            loss = classify(model, data, labels)
+            loss.backward()
+            return loss
+
+        closure()
+        optimizer.step(closure)
+        optimizer.zero_grad()
+
+    return CustomStep(model, (x(), y()), run)

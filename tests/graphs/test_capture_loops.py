@@ -20,6 +20,7 @@ lbfgs gan proximal_policy_minibatches sparse_table reentrant_checkpoints metrics
 steps_inside_the_backward_pass gradient_penalty inner_optimizer exchanged_contents
 line_search_along_the_natural_gradient stops_by_a_divergence input_with_a_gradient leaf_of_the_forward_pass
 optimizers_in_hooks_of_a_training_step an_optimizer_inside_another reversible_blocks
+old_weights_in_the_state
 """.split()
 OWN_PRODUCTS = ("muon_and_adam", "optimizer_Adafactor")  # products in the update, which is one op of another kind
 GROWING = ("lbfgs",)  # a history of steps, longer after each call

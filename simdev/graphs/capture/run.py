@@ -233,7 +233,8 @@ def hold(tape: Tape, named: dict, buffers: dict, optimizers: list, alike: dict) 
         if parameter not in one.state
         for _, tensor in named_tensors(one.state.get(model, {}), "state")
     ]
-    persistent = held_bytes([*named.values(), *buffers.values()], scalars=True) + held_bytes(states)
+    own = [*named.values(), *buffers.values()]
+    persistent = held_bytes(own, scalars=True) + held_bytes(states, besides=own)
     persistent += sum(held_bytes([tensor]) for tensor in copies)
     return Held(named, buffers, homes, optimizers, alike, state_bytes, persistent)
 

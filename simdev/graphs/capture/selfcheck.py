@@ -91,14 +91,16 @@ class Versions:
                 self.updates[label] = self.updates.get(label, 0) + 1
 
 
-def held_bytes(tensors, *, scalars: bool = False) -> int:
+def held_bytes(tensors, *, scalars: bool = False, besides=()) -> int:
     """Bytes of the distinct storages behind tensors, also of those that a tensor subclass holds. Tensors of one element
-    (the step counters of optimizers) count only with ``scalars``."""
+    (the step counters of optimizers) count only with ``scalars``, storages of the tensors ``besides`` not at all."""
     storages = {}
+    known = {tensor.untyped_storage()._cdata for whole in besides for tensor in plain_tensors(whole)}
     for whole in tensors:
         for tensor in plain_tensors(whole):
             if scalars or tensor.numel() > 1:
                 storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+    storages = {key: storage for key, storage in storages.items() if key not in known}
     return sum(int(storage.nbytes()) for storage in storages.values())
 
 

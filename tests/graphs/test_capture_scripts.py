@@ -56,6 +56,31 @@ def test_two_optimizers_are_one_step(capsys):
     assert "netG/step" not in names and capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("step", "fake"), [(3, False), (4, True)])
+def test_a_step_ends_with_the_outer_of_two_optimizers(step, fake):
+    graph = captured("wrapped", step=step, fake=fake)
+    assert of(graph, "addmm", "mm")[0] == linear(8, (16, 32), (32, 4))
+    phases = {phase: {graph.kinds[kind] for kind in graph.op_kind[graph.op_phase == phase]} for phase in (0, 1, 2)}
+    assert {"addmm", "relu"} <= phases[0] and "mm" in phases[1] and not {"addmm", "mm"} & phases[2]
+    assert graph.meta["marked_by"] == "Lookahead"
+    updated = of(graph, "adamw")[1]
+    assert updated == 4 * (2 if step == 4 else 1), "every second step, the weights move back as well"
+    assert graph.meta["optimizer_state_bytes"] == 2 * graph.meta["parameter_bytes"]
+
+
+def test_values_that_fake_tensors_lack_inside_pytorch_are_refused_with_a_remedy(tmp_path):
+    path = tmp_path / "packs.py"
+    path.write_text(
+        "import torch\nlayer = torch.nn.Linear(4, 4)\noptimizer = torch.optim.SGD(layer.parameters())\n"
+        "for _ in range(4):\n    lengths = torch.tensor([3, 1])\n    made = layer(torch.randn(2, 3, 4))\n"
+        "    packed = torch.nn.utils.rnn.pack_padded_sequence(made, lengths, batch_first=True)\n"
+        "    packed.data.sum().backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
+    )
+    with pytest.raises(InvalidInput, match=r"line \d, .*run the script without --fake"):
+        capture_script(path, fake=True)
+    assert of(capture_script(path), "addmm")[0] == 2 * 6 * 4 * 4
+
+
 @pytest.mark.slow
 def test_a_step_that_draws_samples_besides_says_that_steps_vary(capsys):
     assert captured("dcgan").meta["step_before_flops"] > 0, "step 2 holds what the script does after its first step"

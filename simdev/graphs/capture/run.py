@@ -395,6 +395,8 @@ class Loop:
             self._shadows.outdate(trained_by(optimizer))
         self._tape.guessed = False
         self._tape.updating -= 1
+        if self._tape.updating:  # what the optimizer around it writes from now on is another update
+            self._tape.turn += 1
         self._tape.searching = False
         self._tape.settle(self._homes)
         if self._versions is not None:

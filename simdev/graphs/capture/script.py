@@ -105,6 +105,11 @@ def refused_values(fakes: Fakes, path: Path):
             raise InvalidInput(f"{values_sentence(error.__cause__)}; or run without --fake", source=path) from error
         if isinstance(error, Unsupported):
             raise InvalidInput(str(error), source=path) from error
+        if isinstance(error, InvalidInput) and "data is not allocated" in str(error.__cause__):
+            message = (
+                f"{error.message}; it asks for values that fake tensors do not have: run the script without --fake"
+            )
+            raise InvalidInput(message, source=path, field=error.field) from error
         if fakes.read and isinstance(error, InvalidInput) and error.__cause__ is not None:
             places = ", ".join(fakes.read)
             message = f"{error.message}; numbers that a run on fake tensors does not have were read in {places}: if "
@@ -206,6 +211,7 @@ class Watch:
         self._roots: list[torch.nn.Module] = []
         self._inside: set[int] = set()  # modules of the roots
         self._optimizers: list[torch.optim.Optimizer] = []
+        self._stepping: list[torch.optim.Optimizer] = []  # those at work: one may step another one inside it
         self._made: list[weakref.ref] = []  # optimizers that were made, and may not have stepped yet
         self._waited = 0
         self._inside_backward = False  # whether a step has ended inside of a backward pass that has not
@@ -289,11 +295,12 @@ class Watch:
             self._fakes.begin_update(with_closure(args, kwargs, lambda closure: closure()) is not None)
         if self.done:
             return None
+        self._stepping.append(optimizer)
         if optimizer not in self._optimizers:
             self._optimizers.append(optimizer)
             self._prepare(optimizer)
-            self._mark, self._marks = optimizer, 0  # the step that ends here is the first that has all of them
-            if torch._C._current_graph_task_id() != -1:
+            self._mark, self._marks = self._stepping[0], 0  # the step that ends here is the first that has all of them
+            if torch._C._current_graph_task_id() != -1 or len(self._stepping) > 1:
                 return self._recording.begin_update(optimizer, args, kwargs) if self._recording is not None else None
             if self._recording is not None and self.step > 2:
                 self._recording.stop()
@@ -307,6 +314,8 @@ class Watch:
             return
         if self._recording is not None:
             self._recording.end_update(optimizer)
+        while self._stepping and self._stepping.pop() is not optimizer:
+            pass  # its step was left by an exception
         if optimizer is self._mark:
             if torch._C._current_graph_task_id() != -1:
                 self._inside_backward = True

@@ -85,10 +85,13 @@ class Versions:
         self._before = self._now()
 
     def stop(self) -> None:
-        """It has ended: every parameter that it wrote counts as updated once more."""
-        for label, version in self._now().items():
+        """It has ended: every parameter that it wrote counts as updated once more. What an optimizer inside it wrote
+        has counted when that one ended."""
+        now = self._now()
+        for label, version in now.items():
             if version != self._before[label]:
                 self.updates[label] = self.updates.get(label, 0) + 1
+        self._before = now
 
 
 def held_bytes(tensors, *, scalars: bool = False, besides=()) -> int:

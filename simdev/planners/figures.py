@@ -108,7 +108,8 @@ def why_slower(best: Outcome, other: Outcome) -> str:
         "is idle (bubble, host)": _mean(other.idle_ns) - _mean(best.idle_ns),
     }
     what = max(more, key=more.__getitem__)
-    return f"{what} {more[what] / 1e6:,.0f} ms more" if more[what] > 0 else "is as quick"
+    ms = more[what] / 1e6
+    return f"{what} {f'{ms:,.0f}' if ms >= 10 else f'{ms:.2g}'} ms more" if ms > 0 else "is as quick"
 
 
 LEAST = 0.01  # a change of the step time or the tokens per second, below which it is not advised

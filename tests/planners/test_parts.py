@@ -24,7 +24,7 @@ from simdev.planners import Choice, Evaluator, Job, PlanBudget, planners
 from simdev.planners import estimate as module
 from simdev.planners.bounds import job_bound_ns
 from simdev.planners.estimate import estimate, estimates, least_bytes, stage_costs
-from simdev.planners.figures import what_helps, why_none_fits, why_nothing_can_fit
+from simdev.planners.figures import what_helps, why_none_fits, why_nothing_can_fit, why_slower
 from simdev.planners.outcome import Outcome
 
 # the cost model: close to the simulation, and the same whatever the number of workers
@@ -510,3 +510,13 @@ def test_schedules_of_estimates_are_what_they_are_in_words(schedule, ranks, chun
     resident = (1e9 * rng.random(stages)).tolist()
     assert module._schedule_ns(plan, 2 * ranks, times) == schedule_in_words(plan, 2 * ranks, times, 12_345)
     assert module._peak_bytes(plan, figures, resident) == peak_in_words(plan, 2 * ranks, figures, resident)
+
+
+def test_a_slower_plan_says_by_how_much_in_steps_of_a_few_ms_too():
+    def outcome(compute_ns, exposed_ns):
+        return SimpleNamespace(overflow_bytes=0, compute_ns=(compute_ns,), exposed_ns=(exposed_ns,), idle_ns=())
+
+    best = outcome(2_000_000, 100_000)
+    assert why_slower(best, outcome(2_000_000, 340_000)) == "waits for collectives 0.24 ms more"
+    assert why_slower(best, outcome(6_252_000_000, 0)) == "computes 6,250 ms more"
+    assert why_slower(best, best) == "is as quick"

@@ -8,7 +8,6 @@ one node, a switch named ``network``).
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from simdev.errors import InvalidInput, UnknownName
 from simdev.parallel.mesh import DIGITS
-from simdev.problem.topology import NETWORK, DeviceKind, Topology, load_topology
+from simdev.problem.topology import NETWORK, DeviceKind, Topology, load_topology, split_choices
 
 
 @dataclass(frozen=True)
@@ -117,14 +116,14 @@ def load_cluster(text: str, *, kept: bool = False) -> Cluster:
     ``network_gb_per_s`` in the brackets is what a node reaches the network with (1e9 bytes/s each way), if that is not
     what its accelerators' adapters sum up to; they share it. ``oversubscription=2`` halves what each of them has while
     all send between nodes."""
-    found = re.fullmatch(r"(.+?)(?:\[([^\[\]]*)\])?", text)
-    if found is None:
+    name, choices = split_choices(text)
+    if not name:
         raise InvalidInput("expected a cluster such as dgx-h100[nodes=8], or a topology file", source=repr(text))
-    cluster = cluster_of(load_topology(found[1], kept=kept))
-    if found[2] is None:
+    cluster = cluster_of(load_topology(name, kept=kept))
+    if not choices:
         return cluster
     given: dict[str, str] = {}
-    for part in found[2].split(","):
+    for part in choices[1:-1].split(","):
         key, _, value = (side.strip() for side in part.partition("="))
         if key not in CHOICES:
             known = [f"nodes={key}"] if key.isdecimal() else CHOICES

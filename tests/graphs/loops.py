@@ -4,6 +4,7 @@ import copy
 import random
 
 import torch
+from scripts.lookahead import Lookahead
 from torch import nn
 from torch.nn import functional
 
@@ -1406,22 +1407,6 @@ def optimizers_in_hooks_of_a_training_step():
 
         parameter.register_post_accumulate_grad_hook(update)
     return TrainingStep(model, (x(), y()), classify, [])
-
-
-class Lookahead(torch.optim.Optimizer):
-    def __init__(self, inner, every=2, share=0.5):
-        self.inner, self.every, self.share, self.count = inner, every, share, 0
-        super().__init__([parameter for group in inner.param_groups for parameter in group["params"]], {})
-        self.slow = [parameter.detach().clone() for group in inner.param_groups for parameter in group["params"]]
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        self.inner.step()
-        self.count += 1
-        if self.count % self.every == 0:
-            for parameter, slow in zip(self.param_groups[0]["params"], self.slow, strict=True):
-                slow.add_(parameter - slow, alpha=self.share)
-                parameter.copy_(slow)
 
 
 @loop

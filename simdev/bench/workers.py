@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import heapq
 import itertools
 import multiprocessing
 import os
@@ -84,7 +83,7 @@ class Pool:
         if start_method() == "forkserver":
             self._context.set_forkserver_preload(["simdev.bench.preload"])
         self._jobs, self._tasks = jobs, tasks
-        self._queue: list[tuple[tuple, int, tuple]] = []  # a heap: rank, number, task
+        self._queue: list[tuple[tuple, int, tuple]] = []  # rank, number, task
         self._numbers = itertools.count()
         self._workers: list[_Worker] = []
         self._closing, self._lock = False, Lock()
@@ -108,7 +107,7 @@ class Pool:
                 forkserver.ensure_running()  # here, as the server ends with the thread that starts it
         future: Future = Future()
         with self._lock:
-            heapq.heappush(self._queue, (rank, next(self._numbers), (future, function, args, timeout, kind)))
+            self._queue.append((rank, next(self._numbers), (future, function, args, timeout, kind)))
         self._wake_up()
         return future
 
@@ -145,18 +144,25 @@ class Pool:
         while True:
             idle = [one for one in self._workers if one.future is None and not one.leaving]
             with self._lock:
-                kind = self._queue[0][-1][-1] if self._queue else None
-                worker = next((one for one in idle if one.kind == kind), None)
-                free = worker is not None or len(self._workers) < self._jobs
-                task = heapq.heappop(self._queue)[-1] if self._queue and free else None
-            if task is None:
-                if kind is not None and idle:  # of another kind: they make room
+                first = min(self._queue, key=self._turn, default=None)
+                worker = next((one for one in idle if first and one.kind == first[-1][-1]), None)
+                if free := first is not None and (worker is not None or len(self._workers) < self._jobs):
+                    self._queue.remove(first)
+            if not free:
+                if first is not None and idle:  # of another kind: they make room
                     self._send_away(idle[0], None)
                 break
-            self._give(worker, *task)
+            self._give(worker, *first[-1])
         for worker in self._workers:
             if not worker.leaving and (self._jobs == 0 or (self._closing and worker.future is None)):
                 self._send_away(worker, None)
+
+    def _turn(self, waiting: tuple[tuple, int, tuple]) -> tuple:
+        """The order of waiting tasks. A kind that a worker has now comes last, as a second worker would load and compile
+        the same again."""
+        rank, number, (*_, kind) = waiting
+        busy = kind != "" and any(one.kind == kind and one.future is not None for one in self._workers)
+        return busy, rank, number
 
     def _give(self, worker: _Worker | None, future: Future, function, args, timeout, kind: str) -> None:
         if not future.set_running_or_notify_cancel():

@@ -41,6 +41,18 @@ def test_tasks_of_a_kind_share_a_process_until_one_fails(pool):
     assert again not in pids and len(set(pids[:-1])) == 1 and pids[-1] != pids[0]
 
 
+def test_two_workers_do_not_load_and_compile_the_same_kind_at_once():
+    pool, ended = Pool(2), []
+    with running(pool):
+        pool.schedule(time.sleep, (1.0,))
+        long = pool.schedule(time.sleep, (4.0,), kind="a")
+        for rank, kind in enumerate("ab"):  # both workers are busy, and "a" has the better rank
+            task = pool.schedule(os.getpid, rank=(rank,), kind=kind)
+            task.add_done_callback(lambda _, kind=kind: ended.append(kind))
+        long.result()
+    assert ended == ["b", "a"]
+
+
 def test_what_a_task_raises_and_how_it_dies(pool):
     with pytest.raises(ZeroDivisionError):
         pool.schedule(operator.truediv, (1, 0)).result()

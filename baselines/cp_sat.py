@@ -24,11 +24,11 @@ NEAR = 1.02
 
 @placer(
     "cp-sat",
-    version=3,
+    version=4,
     family="exact",
     repeatable=False,
     searches=True,
-    defaults={"blocks": 80, "fine": 150, "free": 12, "effort": 3.0, "rounds": 8},
+    defaults={"blocks": 80, "fine": 150, "free": 12, "effort": 1.0, "rounds": 8},
     needs=("ortools",),
     source="CP-SAT of OR-Tools; neighbourhoods after Shaw, CP 1998",
 )

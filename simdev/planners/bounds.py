@@ -13,24 +13,34 @@ However the sum ``W`` of all ``w_r`` is divided among ``p`` stages, this gives
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from math import inf
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from simdev.parallel.capture.stage import StageProgram
+from simdev.graphs.parallel_model import Part, every_nth
+from simdev.parallel.capture.stage import FEW, StageProgram, accumulates, capture_stage
 from simdev.parallel.costs.collectives import collective_ns
-from simdev.parallel.costs.timing import Template
+from simdev.parallel.costs.timing import Template, make_template, on_mesh
 from simdev.parallel.mesh import Mesh
+from simdev.parallel.orders import SPLIT, V_SHAPED
 from simdev.parallel.plan import WHOLE, PlanProgram, prepare
+from simdev.parallel.program import Segment, once_for_each
 from simdev.planners.job import Choice, Job, SharedByPlans
 
 # Kernels that FSDP adds to copy parameters and gradients; a plan without FSDP has none of them.
 COPIES = frozenset(
     {"split_with_sizes_copy", "all_gather_copy_in", "chunk_cat", "_chunk_cat", "cat", "copy_", "_to_copy"}
 )
+# Those of them that copy whole parameters and gradients, however many shards these have.
+WHOLE_COPIES = frozenset({"split_with_sizes_copy", "chunk_cat", "_chunk_cat"})
 GRADIENT_BYTES = 2  # of one gradient that replicas exchange, at least
+ONE_STAGE = frozenset({"gpipe", "1f1b"})  # schedules with one stage on each rank
+PRECISION = 1e-6  # of a bound that is found by bisection, relative
 
 
 def span_ns(template: Template) -> int:
@@ -86,12 +96,17 @@ def job_bound_ns(shared: SharedByPlans) -> int:
     """A step time that no plan of the job with one mesh for all stages can beat, whichever mesh, microbatch and
     recomputation it has and however it divides the layers.
 
-    For each way to split a layer (``tp``, ``cp``, ``ep``), microbatch and recomputation, the whole model is captured
-    on one stage with two data-parallel ranks. Its passes take at least their spans at the cost of each kernel, without
-    the copies of FSDP and the collectives of data parallelism. Every mesh that can hold the model then has a bound: the
-    passes, divided among its stages (see the top), and the exchange of gradients among its replicas. A mesh cannot hold
-    the model if the mean over its ranks of parameters, optimizer state and what one microbatch keeps for its backward
-    pass exceeds the capacity. If no mesh can hold a microbatch, larger ones are not looked at: they keep no less.
+    For each way to split a layer (``tp``, ``cp``, ``ep``), microbatch and recomputation, stages of few layers are
+    captured with two data-parallel ranks (:class:`_Layers`). Their passes take at least their spans at the
+    cost of each kernel, without the collectives of data parallelism and the copies of FSDP that depend on the number of
+    shards; and at least the time of FSDP's gathers, or reductions, of each microbatch. Every mesh then has a bound
+    (:func:`_pipeline_bound`), and the exchange of gradients among its replicas is another one. A mesh has none if no
+    division of the layers fits into memory. If no mesh can hold a microbatch, larger ones are not looked at: they keep
+    no less.
+
+    Models whose layers differ, or that have one, are captured whole. Their layers count as if they could be divided
+    evenly, and a mesh cannot hold them if the mean over its ranks of parameters, optimizer state and what one
+    microbatch keeps for its backward pass exceeds the capacity.
     """
     least = inf
     groups: dict[tuple, list[Choice]] = {}
@@ -99,10 +114,10 @@ def job_bound_ns(shared: SharedByPlans) -> int:
         groups.setdefault((*(choice.mesh[axis] for axis in ("cp", "ep", "tp")), choice.recompute), []).append(choice)
     for group in groups.values():
         for _, same in groupby(sorted(group, key=_size), key=_size):
-            bound = _microbatch_bound(shared, list(same))
-            if bound == inf:
+            bounds = list(_choice_bounds(shared, list(same), least))
+            if not bounds:
                 break
-            least = min(least, bound)
+            least = min(least, *bounds)
     return 0 if least == inf else int(least)
 
 
@@ -110,16 +125,31 @@ def _size(choice: Choice) -> int:
     return choice.microbatch
 
 
-def _microbatch_bound(shared: SharedByPlans, choices: list[Choice]) -> float:
-    """The least bound of choices with the same microbatch, recomputation and split of a layer."""
-    wholes: dict[Mesh, _Whole] = {}
-    least = inf
+def _choice_bounds(shared: SharedByPlans, choices: list[Choice], below: float) -> Iterator[float]:
+    """Bounds of the choices that fit, which have the same microbatch, recomputation and split of a layer. A bound that
+    is not less than ``below`` need not be as large as it could be."""
+    job, model = shared.job, shared.job.model
+    alike = model.pipeline and model.kinds is None and job.layers > 1 and not every_nth(job.plan(choices[0]).parameters)
+    known: dict[tuple, Any] = {}
+
+    def once(function: Callable, *given: Any, key: tuple) -> Any:
+        if (function, *key) not in known:
+            known[function, *key] = function(shared, *given)
+        return known[function, *key]
+
     for choice in choices:
         mesh = small_mesh(choice.mesh)
-        if mesh not in wholes:
-            wholes[mesh] = _whole(shared, choice, mesh)
-        least = min(least, _choice_bound(shared.job, choice, wholes[mesh]))
-    return least
+        if alike:
+            parts, each = _parts(job, choice), choice.reduce_each
+            timed = once(_timed, choice, mesh, *parts, key=(mesh, each, parts))
+            key = choice.mesh.inner, each, parts, choice.reshard, choice.schedule in SPLIT
+            layers = once(_layers, choice, timed, key=key)
+            bound, exchanged = _pipeline_bound(job, choice, layers, below), job.layers * layers.layer[EXCHANGED]
+        else:
+            whole = once(_whole, choice, mesh, key=(mesh,))
+            bound, exchanged = _whole_bound(job, choice, whole), float(whole.exchanged_bytes)
+        if bound < inf:
+            yield max(bound, _exchange_ns(job, choice, exchanged))
 
 
 def small_mesh(mesh: Mesh) -> Mesh:
@@ -154,8 +184,122 @@ def _whole(shared: SharedByPlans, choice: Choice, mesh: Mesh) -> _Whole:
         _kernels_issue_ns(forward) + min(map(_kernels_issue_ns, backward)),
         (stage.parameters * WHOLE if plan.distributed_optimizer else stage.resident_bytes) * shards,
         stage.forward.live_bytes,
-        min(GRADIENT_BYTES * stage.parameters, gradient_bytes(stage)) * shards,
+        _exchanged_bytes(stage, shards),
     )
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """What stages of equal layers take at least: float ``(8,)`` each, in the order of :data:`NS` to :data:`EXCHANGED`.
+
+    A stage of ``n`` layers takes ``n`` times ``layer`` and once ``start``, which is not positive: at its borders, a
+    stage does not wait for the collectives that kernels of the next layer wait for. The first one takes ``embedding``
+    more, and the last one ``head``; without a pipeline, all that is no layer is in ``head``.
+    """
+
+    layer: np.ndarray
+    start: np.ndarray
+    embedding: np.ndarray
+    head: np.ndarray
+
+    def of(self, layers: np.ndarray, stages: np.ndarray, first: bool, last: bool) -> np.ndarray:
+        """float ``(n, 8)`` of a rank that has these numbers of layers on at most these numbers of stages."""
+        found = layers[:, None] * self.layer + np.minimum(layers, stages)[:, None] * self.start
+        return found + first * self.embedding + last * self.head
+
+
+# Least time of both passes of a microbatch on the device, on the host, and of its collectives of FSDP; bytes of
+# parameters and optimizer state on all shards; bytes that a microbatch keeps for its backward pass; bytes of gradients
+# on a rank that keeps them whole, and on all shards; bytes of gradients that replicas exchange.
+NS, ISSUE, SHARDING, RESIDENT, KEPT, KEPT_GRADIENTS, GRADIENTS, EXCHANGED = range(8)
+
+
+class _Timed(NamedTuple):
+    """A captured stage, and its forward and backward passes as timed on the mesh of the capture."""
+
+    stage: StageProgram
+    forward: tuple[Template, ...]
+    backward: tuple[Template, ...]
+
+
+def _timed(shared: SharedByPlans, choice: Choice, mesh: Mesh, *parts: Part) -> tuple[_Timed, ...]:
+    """Stages of the choice, captured on ``mesh``."""
+    job, cluster = shared.job, replace(shared.job.cluster, nodes=0)
+
+    @once_for_each
+    def time(segment: Segment) -> Template:
+        return make_template(segment, cluster, mesh, 0, job.software.host, shared.prices, merge=False)
+
+    found = []
+    for part in parts:
+        parameters = {**job.plan(choice).parameters, "layers": part.layers}
+        stage = capture_stage(job.model, parameters, mesh, part, each=choice.reduce_each)
+        forward = tuple(time(one) for name, one in stage.passes.items() if name.startswith("forward"))
+        found.append(_Timed(stage, forward, tuple(map(time, stage.backward))))
+    return tuple(found)
+
+
+def _parts(job: Job, choice: Choice) -> tuple[Part, ...]:
+    """What is captured for a choice: two stages that differ by a layer, and the first and the last one of a pipeline.
+    Without a pipeline, they are the model with a few layers, which estimates need, too."""
+    if choice.mesh["pp"] == 1:
+        few = min(FEW, job.layers - 1)
+        return Part(few), Part(few + 1)
+    return Part(1, False, False), Part(2, False, False), Part(1, True, False), Part(1, False, True)
+
+
+def _layers(shared: SharedByPlans, choice: Choice, timed: tuple[_Timed, ...]) -> _Layers:
+    """``timed`` are the stages of :func:`_parts`."""
+    short, long, *ends = map(partial(_stage_figures, shared, choice), timed)
+    layer, none = long - short, np.zeros_like(short)
+    if not ends:
+        return _Layers(layer, none, none, short - min(FEW, shared.job.layers - 1) * layer)
+    embedding, head = np.maximum(np.stack(ends) - np.maximum(short, layer), 0.0)
+    embedding[SHARDING] = head[SHARDING] = 0.0  # perhaps on other communicators than those of the layers
+    return _Layers(layer, np.minimum(short - layer, 0.0), embedding, head)
+
+
+def _stage_figures(shared: SharedByPlans, choice: Choice, timed: _Timed) -> np.ndarray:
+    """float ``(8,)``, see :data:`NS`."""
+    job, stage, shards = shared.job, timed.stage, small_mesh(choice.mesh)["dp_shard"]
+    # A pass before which parameters were gathered already frees them, too.
+    kept = max(one.live_bytes for one in timed.forward)
+    divided = job.software.distributed_optimizer
+    stays = choice.reshard != "always" or choice.schedule in SPLIT
+
+    def kernels(template: Template) -> int:
+        return _kernels_ns(template, frozenset() if stays else WHOLE_COPIES)
+
+    def collectives(template: Template) -> float:
+        return _sharding_ns(on_mesh(template, choice.mesh, 0, job.software.host, shared.prices))
+
+    def least(of: Callable[[Template], float]) -> float:
+        return min(map(of, timed.forward)) + min(map(of, timed.backward))
+
+    return np.array(
+        [
+            least(kernels),
+            least(_kernels_issue_ns),
+            0.0 if stays or choice.mesh["dp_shard"] == 1 else least(collectives),
+            (stage.parameters * WHOLE if divided else stage.resident_bytes) * shards,
+            kept,
+            0 if divided else kept + stage.backward[stage.FIRST].live_bytes,  # WHOLE contains them
+            0 if divided else gradient_bytes(stage) * shards,
+            _exchanged_bytes(stage, shards),
+        ],
+        float,
+    )
+
+
+def _sharding_ns(template: Template) -> float:
+    """Time of the gathers of parameters, or of the reductions of gradients if these take longer: one of each kind runs
+    after another."""
+    of_data = np.array(["dp_shard" in axes for axes in template.axes], bool)[template.stream] & (template.stream > 0)
+    return float(np.bincount(template.stream, np.where(of_data, template.ns, 0), 1).max())
+
+
+def _exchanged_bytes(stage: StageProgram, shards: int) -> int:
+    return min(GRADIENT_BYTES * stage.parameters, gradient_bytes(stage)) * shards
 
 
 def gradient_bytes(stage: StageProgram) -> int:
@@ -164,9 +308,10 @@ def gradient_bytes(stage: StageProgram) -> int:
     return -min(0, stage.finish.live_bytes)
 
 
-def _kernels_ns(template: Template) -> int:
-    """The span of a segment if what data parallelism adds took no time."""
-    return span_ns(replace(template, ns=np.where(_of_data(template), 0, template.ns)))
+def _kernels_ns(template: Template, counted: frozenset[str] = frozenset()) -> int:
+    """The span of a segment if what data parallelism adds took no time, except the ``counted`` kinds of copies."""
+    copies = copies_of(template, COPIES - counted)
+    return span_ns(replace(template, ns=np.where(_of_data(template) | copies, 0, template.ns)))
 
 
 def _kernels_issue_ns(template: Template) -> int:
@@ -176,26 +321,92 @@ def _kernels_issue_ns(template: Template) -> int:
 
 
 def _of_data(template: Template) -> np.ndarray:
-    """bool per item: copies of FSDP and collectives of data parallelism."""
+    """bool per item: collectives of data parallelism."""
     axes = [bool(set(axes) & {"dp_shard", "dp_replicate"}) for axes in template.axes]
-    return np.array(axes, bool)[template.stream] | copies_of(template)
+    return np.array(axes, bool)[template.stream]
 
 
-def copies_of(template: Template) -> np.ndarray:
-    """bool per item: whether it is a copy that FSDP adds."""
-    return np.array([kind in COPIES for kind in template.kinds], bool)[template.kind]
+def copies_of(template: Template, kinds: frozenset[str] = COPIES) -> np.ndarray:
+    """bool per item: whether it is a copy that FSDP adds, of one of these kinds."""
+    return np.array([kind in kinds for kind in template.kinds], bool)[template.kind]
 
 
-def _choice_bound(job: Job, choice: Choice, whole: _Whole) -> float:
+def _whole_bound(job: Job, choice: Choice, whole: _Whole) -> float:
     mesh, passes = choice.mesh, whole.passes_ns
-    ranks, microbatches = mesh["pp"], job.batch // (mesh.replicas * choice.microbatch)
+    ranks, microbatches = mesh["pp"], _microbatches(job, choice)
     if (whole.resident_bytes / mesh["dp_shard"] + whole.kept_bytes) / ranks > job.cluster.kind.memory_bytes:
         return inf
-    simple = set(job.schedules) <= {"gpipe", "1f1b"}
+    simple = set(job.schedules) <= ONE_STAGE
     bound = passes / (1 - (1 - 1 / microbatches) ** ranks) if simple else passes * microbatches / ranks
-    bound = max(bound, whole.issue_ns * microbatches / ranks)
+    return max(bound, whole.issue_ns * microbatches / ranks)
+
+
+def _pipeline_bound(job: Job, choice: Choice, model: _Layers, below: float) -> float:
+    """A step time that no plan with the mesh, microbatch, recomputation and schedule of a choice beats, with whole
+    layers on each rank; infinite if none fits, ``below`` if it is at least this.
+
+    *Memory.* Before its first backward pass, a rank has computed ``min(m, p - r)`` microbatches on each of its stages
+    (1F1B, and all schedules that begin with more), and again with gradients of all its stages if ``m >= 2 p``.
+    Schedules that split backward passes have at least one.
+
+    *Time.* A rank begins after one forward pass on the first stages of the ranks before it, and their backward passes
+    follow its last one, unless the schedule splits these. To give each rank as many layers as a step time allows, from
+    the first one on, is best: if an earlier rank had a layer less, a later one could have at most one more.
+    """
+    mesh, capacity = choice.mesh, job.cluster.kind.memory_bytes
+    ranks, microbatches = mesh["pp"], _microbatches(job, choice)
+    one_stage, split = choice.schedule in ONE_STAGE, choice.schedule in SPLIT
+    layers = np.arange(job.layers + 1)
+    stages = np.minimum(layers, 1) if one_stage else layers
+    whole = accumulates(job.model, tuple(sorted(job.parameters.items()))) and not choice.reduce_each
+
+    def figures(rank: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """By the number of layers the time of a microbatch's kernels, and of what runs beside them, the host and FSDP's
+        collectives; and the most layers."""
+        found = model.of(layers, stages, not rank, rank == (0 if choice.schedule in V_SHAPED else ranks - 1))
+        begun = 1 if split else min(microbatches, ranks - rank)
+        held = found[:, RESIDENT] / mesh["dp_shard"] + begun * found[:, KEPT]
+        if microbatches >= 2 * ranks and choice.schedule in (*ONE_STAGE, "interleaved"):
+            held += found[:, KEPT_GRADIENTS] if whole else found[:, GRADIENTS] / mesh["dp_shard"]
+        most = int(np.searchsorted(held, capacity, side="right")) - 1
+        return found[:, NS], found[:, [ISSUE, SHARDING]].max(axis=1), most
+
+    of_rank = [figures(rank) for rank in range(ranks)]
+    chunk = float(model.layer[NS] + model.start[NS])
+
+    def suffices(ns: float) -> bool:
+        begin, left = 0.0, job.layers
+        for rank, (passes, beside, most) in enumerate(of_rank):
+            if not one_stage:
+                begin = 0.0 if split else max(0, rank - 1) * chunk  # the first stage may be light
+            needs = np.maximum(begin + microbatches * passes, microbatches * beside)
+            count = min(most, int(np.searchsorted(needs, ns, side="right")) - 1)
+            if count < 0:
+                return False
+            begin, left = begin + passes[count], left - count
+        return left <= 0
+
+    total = model.of(layers[-1:], np.zeros(1), True, True)[0]
+    low, high = 0.0, float((microbatches + 1) * (total[[NS, ISSUE, SHARDING]].sum()))
+    if not suffices(high):
+        return inf
+    if below < high and not suffices(below):
+        return below
+    high = min(high, below)
+    while high - low > PRECISION * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return low
+
+
+def _microbatches(job: Job, choice: Choice) -> int:
+    return job.batch // (choice.mesh.replicas * choice.microbatch)
+
+
+def _exchange_ns(job: Job, choice: Choice, exchanged_bytes: float) -> float:
+    """Time of the exchange of gradients among the replicas of a rank, at least."""
+    mesh = choice.mesh
     axes = [axis for axis in ("dp_replicate", "dp_shard") if mesh[axis] > 1]
-    if axes and not job.software.distributed_optimizer:  # whose traffic is taken to overlap
-        payload = whole.exchanged_bytes // ranks
-        bound = max(bound, collective_ns("reduce_scatter", payload, mesh.lines(axes)[0], job.cluster))
-    return bound
+    if not axes or job.software.distributed_optimizer:  # whose traffic is taken to overlap
+        return 0.0
+    return float(collective_ns("reduce_scatter", int(exchanged_bytes / mesh["pp"]), mesh.lines(axes)[0], job.cluster))

@@ -17,7 +17,7 @@ from simdev.errors import BudgetExhausted, InvalidInput, UnknownName, Unsupporte
 from simdev.parallel import Mesh, load_cluster
 from simdev.parallel.capture import kept
 from simdev.planners import Choice, Evaluator, PlanBudget, PlannerSpec, find_planner, planners
-from simdev.planners.bounds import job_bound_ns, small_mesh
+from simdev.planners.bounds import PRECISION, job_bound_ns, small_mesh
 from simdev.planners.evaluate import WorkersLost, extrapolated
 from simdev.planners.figures import demand, other_sizes
 from simdev.planners.job import choice_from
@@ -137,7 +137,7 @@ def test_no_plan_beats_the_bound_of_all_plans(tiny_job):
     assert bound <= min(outcome.step_ns for outcome in found)
     busy = [np.dot(o.compute_ns, [mesh.ranks for mesh in o.choice.stage_meshes]) / job.ranks for o in found]
     assert bound <= min(busy) < 1.2 * bound  # kernels of all ranks, with those of the update
-    assert bound <= job_bound_ns(evaluator)
+    assert bound <= job_bound_ns(evaluator) * (1 + PRECISION)  # found by bisection
     alone = Evaluator(job.with_changes(ranks=1))  # nothing is lost but the update, and gradients that are added up
     assert 0.8 < any_plan_bound_ns(alone) / alone.outcome(Choice(Mesh({}), 2)).step_ns <= 1
 

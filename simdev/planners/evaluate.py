@@ -63,7 +63,8 @@ class Evaluator(SharedByPlans):
     def sibling(self, job: Job) -> Evaluator:
         """An evaluator of the same model on another cluster or with another batch, which shares what is captured."""
         other = Evaluator(job)
-        other.known = {key: value for key, value in self.known.items() if key[0] in ("stage", "few", "allocations")}
+        shared = "stage", "few", "allocations", "replayed"
+        other.known = {key: value for key, value in self.known.items() if key[0] in shared}
         return other
 
     def report(self, choice: Choice, engine: str = "fast") -> PlanReport:

@@ -9,7 +9,8 @@ from drawn import beside_kernels
 from simdev.parallel import load_cluster
 from simdev.parallel.costs._adapter_kernel import shared_ns
 from simdev.parallel.costs.collectives import NETWORK_SHARE, adapter_share, collective_ns, send_ns, send_share
-from simdev.parallel.costs.overlap import simulate_unrolled
+from simdev.parallel.costs.overlap import _times, simulate_unrolled
+from simdev.sim import simulate
 
 MIB = 1 << 20
 AXES = ("dp_replicate", "dp_shard", "tp")
@@ -61,6 +62,22 @@ def test_drawn_collectives_end_when_a_plain_simulation_of_the_shared_adapter_say
         assert last(found.is_communication, schedule) == pytest.approx(max(expected), rel=0.01)
         slowest = schedule.op_finish[found.is_communication & (found.rank == 0)]
         assert sorted(slowest.tolist()) == pytest.approx(sorted(expected), rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_one_pass_over_the_ops_finds_the_times_of_the_engine(seed):
+    draw = random.Random(seed)
+    kernels = [draw.randrange(1, 40_000) for _ in range(draw.randrange(1, 5))]
+    jobs = [(draw.choice(AXES), draw.randrange(len(kernels)), draw.randrange(1, 100_000), 1.0) for _ in range(6)]
+    sends = [(draw.randrange(2), draw.randrange(1, 80_000), 1.0) for _ in range(draw.randrange(3))]
+    for folded in (True, False):
+        unrolled = beside_kernels(jobs, kernels, folded, sends)
+        times, schedule = (
+            _times(unrolled, unrolled.problem.costs.op_ns[0]),
+            simulate(unrolled.problem, unrolled.placement, engine="reference"),
+        )
+        assert np.array_equal(times.op_start, schedule.op_start)
+        assert np.array_equal(times.op_finish, schedule.op_finish)
 
 
 def test_a_communicator_alone_and_shares_that_add_up_to_one_lose_nothing():

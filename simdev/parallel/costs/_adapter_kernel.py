@@ -1,4 +1,4 @@
-"""The inner loop of shared adapters: how long ops take that share the rate of one."""
+"""The inner loops of a step whose ops slow each other down: when ops run, and how long ops take that share an adapter."""
 
 from __future__ import annotations
 
@@ -46,3 +46,18 @@ def shared_ns(start, alone, share, queue):
                 waiting[q] = following[running[q]]
                 begun[q], left[q] = upcoming, float(alone[running[q]])
         now = upcoming
+
+
+@njit(cache=True)
+def in_order(device, ns, input_ptr, source, hop):
+    """int64 ``(n,)`` twice: when ops start and finish. A ``device`` runs its ops by number, each for ``ns``; op ``n``
+    reads ``source[input_ptr[n]:input_ptr[n + 1]]``, ops of smaller numbers, whose results arrive after ``hop`` ns."""
+    free = np.zeros(device.max() + 1, np.int64)
+    start, finish = np.zeros(len(device), np.int64), np.zeros(len(device), np.int64)
+    for n in range(len(device)):
+        begin = free[device[n]]
+        for k in range(input_ptr[n], input_ptr[n + 1]):
+            begin = max(begin, finish[source[k]] + hop[k])
+        start[n] = begin
+        finish[n] = free[device[n]] = begin + ns[n]
+    return start, finish

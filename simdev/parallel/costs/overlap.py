@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,22 +41,45 @@ def simulate_unrolled(
     longer ops, and its schedule. Raises :class:`InvalidInput` for a factor below 1 or above 10.
     """
     check_slowdown(slowdown)
-    schedule = simulate(unrolled.problem, unrolled.placement, engine=engine)
     users = adapter_users(unrolled)
-    if slowdown == 1 and not users:
-        return unrolled, schedule
-    alone = unrolled.problem.costs.op_ns[0]
+    if slowdown > 1 or users:
+        costs = replace(unrolled.problem.costs, op_ns=_longer(unrolled, users, slowdown)[None])
+        unrolled = replace(unrolled, problem=replace(unrolled.problem, costs=costs))
+    return unrolled, simulate(unrolled.problem, unrolled.placement, engine=engine)
+
+
+class _Times(NamedTuple):
+    """When ops start and finish, int64 ``(n,)``, as in a :class:`~simdev.sim.Schedule`."""
+
+    op_start: np.ndarray
+    op_finish: np.ndarray
+
+
+def _longer(unrolled: UnrolledJob, users: list[Users], slowdown: float) -> np.ndarray:
+    """int64 ns of each op beside those that run at the same time, after all passes but the last one."""
+    alone = ns = unrolled.problem.costs.op_ns[0]
     for _ in range(PASSES - 1):
-        longer = _on_adapters(unrolled, users, schedule, alone)
+        times = _times(unrolled, ns)
+        longer = _on_adapters(unrolled, users, times, alone)
         if slowdown > 1:
             for first, copies in zip(unrolled.first.tolist(), unrolled.copies, strict=True):
-                _lengthen(longer, unrolled, schedule, first, copies, slowdown)
-        if np.array_equal(longer, unrolled.problem.costs.op_ns[0]):
+                _lengthen(longer, unrolled, times, first, copies, slowdown)
+        if np.array_equal(longer, ns):
             break
-        costs = replace(unrolled.problem.costs, op_ns=longer[None])
-        unrolled = replace(unrolled, problem=replace(unrolled.problem, costs=costs))
-        schedule = simulate(unrolled.problem, unrolled.placement, engine=engine)
-    return unrolled, schedule
+        ns = longer
+    return ns
+
+
+def _times(unrolled: UnrolledJob, ns: np.ndarray) -> _Times:
+    """What :func:`~simdev.sim.simulate` finds of ops that take ``ns``. An unrolled step needs no search for the op that
+    runs next: devices run their ops by number, an op reads ops of smaller numbers alone, and messages do not share
+    links. So one pass over the ops suffices; a schedule with all its messages takes several times as long."""
+    from simdev.parallel.costs._adapter_kernel import in_order
+
+    graph, costs = unrolled.problem.graph, unrolled.problem.costs
+    hops = costs.transfer_ns[0] if len(costs.transfer_ns) else np.zeros(0, np.int64)
+    source = graph.tensor_producer[graph.inputs]
+    return _Times(*in_order(unrolled.placement.devices, ns, graph.input_ptr, source, hops[graph.inputs]))
 
 
 def adapter_users(unrolled: UnrolledJob) -> list[Users]:
@@ -77,18 +101,18 @@ def adapter_users(unrolled: UnrolledJob) -> list[Users]:
     return found
 
 
-def _on_adapters(unrolled: UnrolledJob, users: list[Users], schedule: Schedule, alone: np.ndarray) -> np.ndarray:
+def _on_adapters(unrolled: UnrolledJob, users: list[Users], times: _Times, alone: np.ndarray) -> np.ndarray:
     """int64 ns of each op, ``alone`` or longer by what it waits for others on its adapters, if it begins when it did in
-    ``schedule``, or at the end of the one before it on its communicator."""
+    ``times``, or at the end of the one before it on its communicator."""
     longer = alone.copy()
     if not users:
         return longer
     from simdev.parallel.costs._adapter_kernel import shared_ns
 
     for found, queue in users:
-        order = np.argsort(schedule.op_start[found], kind="stable")
+        order = np.argsort(times.op_start[found], kind="stable")
         ops = found[order]
-        ns = shared_ns(schedule.op_start[ops], alone[ops], unrolled.adapter[ops], queue[order])
+        ns = shared_ns(times.op_start[ops], alone[ops], unrolled.adapter[ops], queue[order])
         longer[ops] = np.maximum(longer[ops], np.rint(ns).astype(np.int64))
     if max(unrolled.copies) > 1:  # ops of one item follow one another; the first is that of the first copy
         used = np.flatnonzero(unrolled.adapter)
@@ -115,7 +139,7 @@ def check_slowdown(slowdown: float) -> None:
         raise InvalidInput(f"expected a factor from 1 to 10, got {slowdown}", source="plan", field="slowdown")
 
 
-def _lengthen(longer: np.ndarray, unrolled: UnrolledJob, schedule: Schedule, first: int, copies: int, factor: float):
+def _lengthen(longer: np.ndarray, unrolled: UnrolledJob, times: _Times, first: int, copies: int, factor: float):
     """Add to the durations of the kernels of a pipeline rank, whose first copy is the rank ``first``. All copies run
     the same kernels in the same order."""
     kernels = np.flatnonzero(unrolled.is_compute & (unrolled.rank == first))
@@ -124,8 +148,8 @@ def _lengthen(longer: np.ndarray, unrolled: UnrolledJob, schedule: Schedule, fir
     beside = np.flatnonzero(unrolled.is_communication & (unrolled.rank == first) & (graph.op_kind != sends))
     if not len(beside) or not len(kernels):
         return
-    begin, end = schedule.op_start[kernels], schedule.op_finish[kernels]
-    covered = covered_until(schedule.op_start[beside], schedule.op_finish[beside])
+    begin, end = times.op_start[kernels], times.op_finish[kernels]
+    covered = covered_until(times.op_start[beside], times.op_finish[beside])
     overlap = covered(end) - covered(begin)
     # Of t ns beside a collective, a kernel that is f times slower loses t (1 - 1 / f).
     lost = np.rint(overlap * (1 - 1 / factor)).astype(np.int64)

@@ -71,7 +71,7 @@ def _rows(rows: Sequence) -> Rows:
 
 def reserved_bytes(plan: Plan, known: dict | None = None) -> tuple[Reserved, ...] | None:
     """The memory of each pipeline rank of ``plan``; None for schedules that split backward passes, whose allocations
-    are not recorded. ``known`` keeps recorded stages for further plans.
+    are not recorded. ``known`` keeps recorded stages and their replays for further plans.
 
     Of more than four pipeline ranks the first two and the last are replayed; those between them have the ratio of
     reserved to allocated memory of the second one.
@@ -93,9 +93,15 @@ def reserved_bytes(plan: Plan, known: dict | None = None) -> tuple[Reserved, ...
             allocated = _replayed(plan, own, sent, orders[rank], Counter()).peak_allocated_bytes
             found[rank] = Reserved(allocated, allocated * found[1].reserved // found[1].allocated, buffers)
             continue
-        allocator = CachingAllocator(limit - buffers)
-        _replayed(plan, own, sent, orders[rank], allocator)
-        found[rank] = Reserved(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, buffers)
+        # Plans that differ in what a replay does not see, such as a network or further microbatches, share it.
+        software = plan.distributed_optimizer and plan.shares_of_update, plan.receive_buffers and plan.microbatches
+        stages = tuple(map(id, own.values())), tuple(sent.items()), plan.stages  # ``known`` keeps the recorded stages
+        key = "replayed", *stages, orders[rank], *software, limit, buffers
+        if key not in known:
+            allocator = CachingAllocator(limit - buffers)
+            _replayed(plan, own, sent, orders[rank], allocator)
+            known[key] = Reserved(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, buffers)
+        found[rank] = known[key]
     return tuple(found[rank] for rank in range(ranks))
 
 

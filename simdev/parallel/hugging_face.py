@@ -138,6 +138,8 @@ def configuration(config: Mapping, fields: Mapping, source: str, cls: str) -> tu
     check_numbers(config, source)
     check_numbers(fields, source)
     transformers = _transformers(source)
+    from simdev.graphs.capture.packages import part_of
+
     kind = config.get("model_type")
     if kind is not None and not isinstance(kind, str):
         raise InvalidInput(f"expected a text, got {quoted(kind)}", source=source, field="model_type")
@@ -153,13 +155,17 @@ def configuration(config: Mapping, fields: Mapping, source: str, cls: str) -> tu
     try:
         built = config_class.from_dict({key: value for key, value in config.items() if key != "auto_map"})
         own = built.get_text_config()
-        for key, value in _renamed(built, fields).items():
-            holder = built if hasattr(built, key) else own
+        for path, value in fields.items():
+            outer, _, key = path.rpartition(".")
+            key = "num_hidden_layers" if path == "layers" else key
+            holder = part_of(built, outer, source)
+            if holder is built and not hasattr(built, key):
+                holder = own
             if not hasattr(holder, key):
-                raise UnknownName("field", key, [*OWN, *vars(own)], source=source)
+                raise UnknownName("field", path, [*OWN, *vars(holder)], source=source)
             setattr(holder, key, value)
-        if "num_hidden_layers" in fields or "layers" in fields:
-            _cut_lists(own)
+            if key == "num_hidden_layers":
+                _cut_lists(own if holder is built else holder)
         text = json.dumps(built.to_dict(), sort_keys=True, default=str)
     except (UnknownName, InvalidInput):
         raise
@@ -185,10 +191,6 @@ def check_numbers(config: Mapping[str, object], source: str) -> None:
             most = next((most for word, most in MOST.items() if counted and word in field), MOST_NUMBER)
             if not -MOST_NUMBER <= value <= most:
                 raise InvalidInput(f"{quoted(value)} is too large; at most {most}", source=source, field=field)
-
-
-def _renamed(config, fields: Mapping) -> dict[str, object]:
-    return {("num_hidden_layers" if key == "layers" else key): value for key, value in fields.items()}
 
 
 def _cut_lists(config) -> None:

@@ -84,10 +84,11 @@ def positive(value: float | None, option: str) -> float | None:
 def refuse_chosen(model: str, options: bool) -> None:
     """Raise :class:`InvalidInput` if a model's id says what planners choose, which would be ignored. ``options``:
     whether the command has options for it."""
+    from simdev.planners.job import CHOSEN
     from simdev.shelf import parse_id
 
     for name, value in parse_id(model)[2].items():
-        if name in ("microbatch", "recompute"):
+        if name in CHOSEN:
             remedy = f"pass --{name} {value}" if options else "leave it out"
             raise InvalidInput(f"a planner chooses it; {remedy}", source=model, field=name)
 

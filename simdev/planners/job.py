@@ -22,6 +22,7 @@ from simdev.parallel.mesh import AXES, Mesh
 from simdev.parallel.orders import SPLIT, V_SHAPED
 from simdev.parallel.plan import LIGHT, RESHARD, Plan
 
+CHOSEN = ("microbatch", "recompute")  # parameters of a model that planners choose
 RECOMPUTE = ("none", "selective", "full")  # less memory and more work from left to right
 MEMORIES = ("reserved", "allocated")
 LOOPED = ("interleaved", "looped-bfs")  # schedules with several stages on a pipeline rank

@@ -44,6 +44,7 @@ from simdev.parallel.models import find_model, parallel_models, published_step, 
 from simdev.parallel.passes import STEP
 from simdev.parallel.plain import PlainModel
 from simdev.parallel.program import NotRepeating
+from simdev.planners.job import CHOSEN
 from simdev.studies.any_model import published
 
 Found = Iterator[tuple[str, str, int]]  # the place of a program, its text, by how many ranks FSDP divides it
@@ -157,7 +158,7 @@ def packed_member(name: str, packing: Packing) -> bytes:
     function = model.function
     header: dict[str, Any] = {
         "size": "",
-        "parameters": {key: value for key, value in parameters.items() if key not in ("microbatch", "recompute")},
+        "parameters": {key: value for key, value in parameters.items() if key not in CHOSEN},
         "accumulates": accumulates(model, tuple(sorted(parameters.items()))),
         "axes": [axis for axis in ("dp_shard", *(["ep"] if packing.experts > 1 else []), "tp") if axis in model.axes],
         "pipeline": bool(packing.pipelines),

@@ -37,10 +37,10 @@ def build_fake(make: Callable[[], Step] | Step, name: str) -> Built:
     """
     mode, shadows = FakeTensorMode(allow_non_fake_inputs=True), Shadows()
     if not isinstance(make, Callable):
-        return Built(_faked(_written_out(checked(make, name)), mode, shadows), _mode_of(make) or mode, shadows)
+        return Built(_faked(checked(make, name), mode, shadows), _mode_of(make) or mode, shadows)
     try:
         with mode, shadows, fake_construction(), as_on_gpu():
-            step = _written_out(checked(make(), name))
+            step = checked(make(), name)
         return Built(_faked(step, mode, shadows), mode, shadows)
     except SimdevError:
         raise
@@ -53,10 +53,10 @@ def build_fake(make: Callable[[], Step] | Step, name: str) -> Built:
 def build_real(make: Callable[[], Step] | Step, name: str) -> Step:
     """The step on real tensors of the CPU. Raises as :func:`build_fake` does."""
     if not isinstance(make, Callable):
-        return _written_out(checked(make, name))
+        return checked(make, name)
     try:
         with as_on_gpu():
-            return _written_out(checked(make(), name))
+            return checked(make(), name)
     except SimdevError:
         raise
     except Exception as error:
@@ -64,7 +64,8 @@ def build_real(make: Callable[[], Step] | Step, name: str) -> Step:
 
 
 def checked(step, name: str) -> Step:
-    """``step`` itself, with ``torch.compile``'s wrapper taken off its model.
+    """``step`` as it is captured: without ``torch.compile``'s wrapper around its model, and written out where its
+    optimizers do not show all that is updated.
 
     Raises :class:`InvalidInput` naming the field that is wrong, :class:`Unsupported` for quantized parameters.
     """
@@ -94,7 +95,7 @@ def checked(step, name: str) -> Step:
                 "the model before it is quantized or distributed"
             )
     compiled = getattr(step.model, "_orig_mod", None)
-    return replace(step, model=compiled) if isinstance(compiled, torch.nn.Module) else step
+    return _written_out(replace(step, model=compiled) if isinstance(compiled, torch.nn.Module) else step)
 
 
 def _written_out(step: Step) -> Step:

@@ -16,7 +16,7 @@ import math
 import re
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,9 @@ _TARGET = re.compile(r"(?P<package>\w+):(?P<model>[\w./-]+)(\[(?P<fields>.*)\])?
 class NeedsArguments(InvalidInput):
     """A model uses arguments, ``names``, that it may be called without."""
 
-    names: tuple[str, ...] = ()
+    def __init__(self, message: str, names: Sequence[str]):
+        super().__init__(message)
+        self.names = tuple(names)
 
 
 def package_step(
@@ -268,11 +270,9 @@ def _call(model, inputs: dict):
         needed = ", ".join(with_shape(model, name) for name in used) or f"one of {', '.join(left_out)}"
         # PyTorch's sentence about a call lists all that the call may take
         what = re.sub(r", but expected one of:.*", "", str(error), flags=re.DOTALL)
-        raised = NeedsArguments(
-            f"running its step failed ({what}): it may need {needed}, which simdev does not make up; {GIVE}"
-        )
-        raised.names = tuple(used)
-        raise raised from error
+        raise NeedsArguments(
+            f"running its step failed ({what}): it may need {needed}, which simdev does not make up; {GIVE}", used
+        ) from error
     except NotImplementedError as error:
         if "labels" not in inputs:
             raise
@@ -452,7 +452,7 @@ def _transformers(target, name, fields, mode, batch, length, given):
             config.image_token_index = own.vocab_size - 1
         for path, value in fields.items():
             outer, _, key = path.rpartition(".")
-            part = _part_of(config, outer, target)
+            part = part_of(config, outer, target)
             if not hasattr(part, key) and not hasattr(own, key) and not read(key):
                 raise UnknownName("field", path, vars(part), source=target)
             setattr(own if part is config and hasattr(own, key) and not hasattr(config, key) else part, key, value)
@@ -477,7 +477,7 @@ def _transformers(target, name, fields, mode, batch, length, given):
     return build
 
 
-def _part_of(config, path: str, target: str):
+def part_of(config, path: str, target: str):
     """The configuration inside ``config`` that has a name such as ``text_config``; ``config`` itself without one."""
     for name in filter(None, path.split(".")):
         if not hasattr(getattr(config, name, None), "model_type"):

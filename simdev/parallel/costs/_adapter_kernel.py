@@ -1,4 +1,4 @@
-"""The inner loops of a step whose ops slow each other down: when ops run, and how long ops take that share an adapter."""
+"""The inner loops of a step whose ops slow each other down: when ops run, and how long those on one adapter take."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from simdev.graphs.capture import is_package_model, sentence
 from simdev.graphs.parallel_model import ParallelModel, Part, Stage
 from simdev.graphs.selective import selective_contexts
 from simdev.graphs.workload import Step, TrainingStep
-from simdev.parallel.capture.blocks import Blocks, chosen, kinds_of, lists_of_blocks
+from simdev.parallel.capture.blocks import Blocks, chosen, kinds_of, lists_of_blocks, sharing
 from simdev.parallel.capture.fakes import to_fakes
 from simdev.parallel.mesh import Mesh
 from simdev.user_file import import_file
@@ -447,10 +447,13 @@ def recompute_blocks(
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     options: dict[str, Any] = {"context_fn": selective_contexts} if recompute == "selective" else {}
+    wrapped: dict[int, Any] = {}
     for path in _names(model) if lists is None else lists:
         holder = model.get_submodule(path)
-        for name, block in list(holder.named_children()):
-            setattr(holder, name, checkpoint_wrapper(block, preserve_rng_state=preserve_rng_state, **options))
+        for name, block in list(holder._modules.items()):  # a list may name a block several times
+            if id(block) not in wrapped:
+                wrapped[id(block)] = checkpoint_wrapper(block, preserve_rng_state=preserve_rng_state, **options)
+            setattr(holder, name, wrapped[id(block)])
 
 
 def _names(model) -> list[str]:
@@ -519,23 +522,32 @@ def _facts(model: PlainModel) -> Facts:
     if not lists:
         notes.append("no recomputation: no repeated blocks were found")
     outside, idle = _outside(model)
-    kinds = (0,) if idle else _repeated(lists)  # fewer of the blocks would not be fewer of those that run
-    if len(kinds) > 1:
-        try:  # a forward pass that counts its blocks itself cannot do with fewer
+    kinds = _repeated(lists)
+    whole = _why_whole(lists, idle, kinds)
+    if len(kinds) > 1 and not whole:
+        try:
             _count(model, kinds)
         except Exception:
-            kinds = (0,)
-    one = len(lists) == 1 and len(kinds) > 1
+            whole = "its code counts its blocks itself"
+    kinds = (0,) if whole else kinds
     plan, heads, why = _tensor_plan(model, run.tp_plan, kinds)
     notes += [f"no tensor parallelism: {why}"] if why else []
-    ends, why = (
-        _cut_at(model, kinds)
-        if one
-        else (None, "its blocks are in several lists, in none, counted by its code, or some do not run")
-    )
+    whole = whole or ("its blocks are in several lists" if len(lists) > 1 else "")
+    ends, why = (None, whole) if whole else _cut_at(model, kinds)
     notes += [f"no pipeline: {why}"] if why else []
-    blocks = lists[0].name if one else ""
+    blocks = "" if whole else lists[0].name
     return Facts(blocks, kinds, plan, heads, ends, outside, tuple(notes), parameters, run.optimizers)
+
+
+def _why_whole(lists: Sequence[Blocks], idle: Sequence[str], kinds: Sequence[int]) -> str:
+    """Why a capture cannot do with fewer blocks; empty if it may."""
+    if not lists:
+        return "no repeated blocks were found"
+    if idle:  # fewer of the blocks would not be fewer of those that run
+        return f"{idle[0]} does not run"
+    for name, elsewhere in sharing(lists).items():  # a block that is left out would leave its parameters to another one
+        return f"{name} shares parameters with other blocks" if elsewhere else f"{name} runs several times in a pass"
+    return "" if len(kinds) > 1 else "its blocks are in several lists"
 
 
 def _repeated(lists: Sequence[Blocks]) -> tuple[int, ...]:
@@ -601,17 +613,21 @@ def _tensor_plan(model: PlainModel, given: Mapping[str, Any] | None, kinds: tupl
     plan: dict[str, Any] = {}
     heads: set[int] = set()
     odd: set[int] = set()
+    why = "no product is followed by another one with elementwise ops or attention alone between them"
     try:
         with _on_fakes(model, kinds) as (run, lists, loss):
-            groups = find_groups(run.model, loss, lists)
+            groups, again = find_groups(run.model, loss, lists)
+        why = f"{again[0]} runs several times in a pass" if again else why
         for group in groups:
             odd |= {size for size in group.heads if size % 2}
-            if not any(size % 2 for size in group.heads) and _divides(model, kinds, dict(group.plan)):
-                plan |= group.plan
-                heads |= set(group.heads)
+            if not any(size % 2 for size in group.heads):
+                if _divides(model, kinds, dict(group.plan)):
+                    plan |= group.plan
+                    heads |= set(group.heads)
+                else:
+                    why = f"PyTorch does not divide {group.columns[0]} with one all-reduce in each pass alone"
     except Exception as error:  # of the user's code
         return {}, (), sentence(error)
-    why = "no product is followed by another one with elementwise ops or attention alone between them"
     if odd:
         why = f"{', '.join(map(str, sorted(odd)))} heads or columns do not divide by 2 tensor-parallel ranks"
     return plan, tuple(sorted(heads)), "" if plan else why

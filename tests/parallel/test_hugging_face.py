@@ -84,6 +84,18 @@ def test_fields_of_the_configuration_and_sequences_follow_in_brackets(tmp_path):
     assert find_model("transformers:LlamaForCausalLM[num_hidden_layers=2,hidden_size=64]")[1]["layers"] == 2
 
 
+def test_fields_of_an_inner_configuration_follow_with_a_dot():
+    name = "transformers:LlavaForConditionalGeneration"
+    config = json.loads(find_model(f"{name}[text_config.num_hidden_layers=2,length=32]")[0].function.config)
+    assert config["text_config"]["num_hidden_layers"] == 2
+    for field, message in (
+        ("vision_config.hidden_sze", "'vision_config.hidden_sze'; did you mean 'hidden_size'"),
+        ("visin_config.hidden_size", "unknown configuration 'visin_config'; did you mean 'vision_config'"),
+    ):
+        with pytest.raises(UnknownName, match=message):
+            find_model(f"{name}[{field}=64]")
+
+
 def test_an_id_is_looked_up_in_the_cache_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(InvalidInput, match="nothing is downloaded"):

@@ -180,6 +180,46 @@ def test_tied_parameters_are_on_both_ends_and_skips_are_refused(entry):
     assert model.notes == ("no pipeline: what is computed before its blocks is read within or after them",)
 
 
+SHARED = "self.blocks = nn.ModuleList([Block()] * 4)"
+PARTS = """self.blocks = nn.ModuleList(Block() for _ in range(4))
+        for block in self.blocks[1:]:
+            block.up = self.blocks[0].up"""
+
+
+@pytest.mark.parametrize(
+    ("blocks", "notes", "parameters", "gathers"),
+    [
+        (
+            SHARED,
+            ("tensor parallelism: blocks.0.down runs", "pipeline: blocks.0 runs"),
+            BLOCK,
+            1 + 2 * 4,  # what is outside of blocks is gathered once; the block, for each of its passes
+        ),
+        (
+            PARTS,
+            ("tensor parallelism: blocks.0.up runs", "pipeline: blocks.0 shares parameters with"),
+            4 * BLOCK - 3 * (64 * 256 + 256),
+            1,  # blocks with parts in common belong to the model
+        ),
+    ],
+)
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_blocks_that_share_parameters_are_wrapped_once(entry, blocks, notes, parameters, gathers, recompute):
+    path, _, _ = entry.rpartition(":")
+    shared = PLAIN.replace("self.blocks = nn.ModuleList(Block() for _ in range(4))", blocks)
+    assert shared != PLAIN
+    Path(path).write_text(shared, encoding="utf-8")
+    model, _ = find_model(entry)
+    assert [note.partition(" several")[0].partition(" other")[0] for note in model.notes] == [f"no {n}" for n in notes]
+    whole, sharded, replicated = (
+        captured(f"{entry}[recompute={recompute}]", mesh) for mesh in ("pp=1", "dp_shard=2", "dp_replicate=2")
+    )
+    assert whole.parameters == replicated.parameters == 2 * sharded.parameters == parameters + 2 * 512 * 64
+    assert count(sharded, "all_gather") == gathers
+    products = 3 if recompute == "full" else 2  # the last product of a block is not recomputed: nothing reads it
+    assert count(sharded, "addmm") == count(whole, "addmm") == products * BLOCKS
+
+
 def test_frozen_weights_have_no_gradients_and_no_state(entry):
     path, _, _ = entry.rpartition(":")
     frozen = PLAIN.replace("model = Model()", "model = Model()\n    model.blocks.requires_grad_(False)")

@@ -7,6 +7,7 @@ Hugging Face model names as not to be split. Two blocks are of one kind if nothi
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,21 @@ def lists_of_blocks(model) -> list[Blocks]:
 def _is_block(module) -> bool:
     """Whether a module has parts with parameters: a single linear layer or an activation is no block."""
     return sum(1 for part in module.modules() if next(part.parameters(recurse=False), None) is not None) > 1
+
+
+def sharing(lists: Sequence[Blocks]) -> dict[str, bool]:
+    """The blocks that share parameters with others, by name: True if one of the others is another module; False if all
+    are the block itself, which its list names several times."""
+    holders: dict[int, dict[str, int]] = {}
+    for blocks in lists:
+        for number, module in enumerate(blocks.modules):
+            for parameter in module.parameters():
+                holders.setdefault(id(parameter), {})[f"{blocks.name}.{number}"] = id(module)
+    found: dict[str, bool] = {}
+    for held in holders.values():
+        if len(held) > 1:
+            found |= {name: found.get(name, False) or len(set(held.values())) > 1 for name in held}
+    return found
 
 
 def kinds_of(*lists) -> tuple[int, ...]:

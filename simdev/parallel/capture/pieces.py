@@ -20,7 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from simdev.parallel.capture.blocks import Blocks
+from simdev.parallel.capture.blocks import Blocks, sharing
 from simdev.parallel.capture.record import unrecorded
 
 
@@ -116,12 +116,13 @@ def read_ends(model, run: Callable[[], Any], blocks: Blocks) -> Ends:
 
 
 def used_outside(model, run: Callable[[], Any], lists: Sequence[Blocks]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the blocks whose parameters are read while the block does not run, and of those that never run; ``run``
-    runs the forward pass. FSDP gathers the parameters of a block for the block's own forward pass alone."""
+    """Names of the blocks whose parameters are read while the block does not run, which holds for blocks with parts in
+    common, too, and of those that never run; ``run`` runs the forward pass. FSDP gathers the parameters of a block for
+    the block's own forward pass alone, and takes each parameter into one group."""
     blocks = {f"{one.name}.{number}": block for one in lists for number, block in enumerate(one.modules)}
     owner = {id(p): name for name, block in blocks.items() for p in block.parameters()}
     running: list[str] = []
-    found: set[str] = set()
+    found = {name for name, elsewhere in sharing(lists).items() if elsewhere}
     idle = set(blocks)
 
     def enter(name):

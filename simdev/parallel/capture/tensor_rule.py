@@ -7,7 +7,7 @@ product ends with an all-reduce, and so does the backward pass of the first one.
 A plan maps names of modules, in which ``*`` is the number of a block, to styles: ``colwise``, ``rowwise``, or
 ``input 1 of 2``: the first of the two tensors that the module takes by position is replicated once for all column-wise
 products that read it, so that their backward passes share an all-reduce. PyTorch's own
-``torch.distributed.tensor.parallel`` applies it. :func:`derive_plan` keeps what DTensor runs with these all-reduces
+``torch.distributed.tensor.parallel`` applies it. A derived plan has the groups that DTensor runs with these all-reduces
 and no other communication.
 """
 
@@ -94,9 +94,10 @@ class _Follow(TorchFunctionMode):
                     self.heads.setdefault(source, set()).add(after[-2])
 
 
-def find_groups(model, run: Callable[[], Any], lists: Sequence[Blocks]) -> list[Divided]:
-    """The groups of products that the rule finds; ``run`` runs the forward pass on fake tensors. The blocks of each
-    list have to be alike, so that a group of one block is a group of each."""
+def find_groups(model, run: Callable[[], Any], lists: Sequence[Blocks]) -> tuple[list[Divided], list[str]]:
+    """The groups of products that the rule finds, and products that it leaves out because they run several times in a
+    pass; ``run`` runs the forward pass on fake tensors. The blocks of each list have to be alike, so that a group of
+    one block is a group of each."""
     follow = _Follow(model)
 
     def take(name):
@@ -117,9 +118,13 @@ def find_groups(model, run: Callable[[], Any], lists: Sequence[Blocks]) -> list[
         groups.setdefault(columns, set()).add(row)
     all_rows = set(follow.read_by)
     found: dict[tuple, Divided] = {}
+    again: set[str] = set()
     for columns, rows in groups.items():
         others = any(columns & other for other in groups if other != columns)
-        if others or columns & (follow.dead | all_rows) or (columns | rows) & follow.several:
+        if others or columns & (follow.dead | all_rows):
+            continue
+        if (columns | rows) & follow.several:
+            again |= (columns | rows) & follow.several
             continue
         names = {name: pattern(name, lists) for name in (*columns, *rows)}
         plan = dict(sorted({**{names[n]: "colwise" for n in columns}, **{names[n]: "rowwise" for n in rows}}.items()))
@@ -129,7 +134,7 @@ def find_groups(model, run: Callable[[], Any], lists: Sequence[Blocks]) -> list[
         heads = {n for name in columns for n in follow.heads.get(name, {follow.modules[name].out_features})}
         group = Divided(tuple(sorted(columns)), tuple(sorted(rows)), tuple(plan.items()), tuple(sorted(heads)))
         found.setdefault(group.plan, group)
-    return list(found.values())
+    return list(found.values()), sorted(again)
 
 
 def _shared_input(follow: _Follow, columns: list[str]) -> tuple[str, str] | None:

@@ -400,6 +400,18 @@ def test_a_block_may_begin_before_the_first_row_that_tells():
     assert text_of(extended([ends(layers) for layers in (3, 4, 5)], 4)) == text_of(ends(7))
 
 
+def test_a_layer_may_leave_something_until_the_end_of_the_pass():
+    """What each layer gathers is freed when the layer has run; its gradient, after all layers."""
+
+    def held(layers):
+        gradients = [2 + 3 * n for n in range(layers)]
+        passes = [((2, at - 1, 4 * MIB, 0), (2, at, MIB, 1), (2, at - 1, 0, 0)) for at in gradients]
+        ends = ((2, 0, 0, 0), *((2, at, 0, 0) for at in reversed(gradients)), (1, layers, 0, 0))
+        return Allocations.of((((2, 0, MIB, 0), *(row for rows in passes for row in rows), *ends),), (), layers)
+
+    assert text_of(extended([held(layers) for layers in (3, 4, 5)], 6)) == text_of(held(9))
+
+
 def test_a_layer_that_adds_something_else_is_refused():
     other = by_hand(4)
     other = replace(other, segments=(*other.segments[:2], other.segments[2][::-1], other.segments[3]))
@@ -426,7 +438,12 @@ def test_extended_allocations_are_those_of_the_whole_stage(tmp_path, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     record, layers = reserved._recorded, []
     monkeypatch.setattr(reserved, "_recorded", lambda *how: layers.append(how[-1].layers) or record(*how))
-    for mesh, microbatches, each in (("dp_shard=2", 1, False), ("dp_shard=2", 4, False), ("dp_shard=4", 4, True)):
+    for mesh, microbatches, each in (
+        ("dp_shard=2", 1, False),
+        ("dp_shard=2", 4, False),
+        ("dp_shard=4", 4, True),
+        ("dp_replicate=2,dp_shard=2,tp=2", 4, True),
+    ):
         plan = replace(TypedPlan(SMALL, "dgx-h100", mesh, microbatches).plan, reduce_each=each)
         options = microbatches > 1, plan.reduce_each, plan.gathered
         whole = record(plan.model, plan.parameters_of(0), plan.captured_mesh(0), options, plan.parts[0])

@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # Numba is loaded where something is replayed
 
 STEPS = 2  # replayed steps; a later one reserves nothing more in the plans that were tried
 FORMAT = 2  # of kept allocations
+ENDS = 4  # of a block of rows that are tried
 LAYERS = (3, 4, 5)  # of the stages whose allocations are recorded
 RECORDED = STEP, STEP[:2]  # orders of passes in which allocations are recorded
 SEVERAL = 3  # recorded microbatches, of a step with more than one
@@ -309,9 +310,28 @@ def extended(recorded: list[Allocations], more: int) -> Allocations:
 
 def _extended(a: Rows, b: Rows, c: Rows, more: int) -> Rows:
     try:
-        return _with_block(a, b, c, more, _shape)
-    except NotRepeating:  # some size outside of the block grows with the number of layers
-        return _with_block(a, b, c, more, _kind)
+        return _with_blocks(a, b, c, more, _shape)
+    except NotRepeating:  # some size outside of the blocks grows with the number of layers
+        return _with_blocks(a, b, c, more, _kind)
+
+
+def _with_blocks(a: Rows, b: Rows, c: Rows, more: int, like: Callable[[Rows], Rows]) -> Rows:
+    """The rows, with one block inserted, or with several: what a layer leaves until the end of a pass is released
+    there, one row for each layer."""
+    try:
+        return _with_block(a, b, c, more, like)
+    except NotRepeating:
+        x, y = like(a), like(b)
+        head = _alike(x, y)
+        # The first block ends where the rows that follow it are alike for longest; of some ends, one is the true one.
+        sizes = [(_alike(x[head:], y[head + size :]), size) for size in range(1, len(b) - len(a))]
+        for _, size in sorted(sizes)[: -ENDS - 1 : -1]:
+            ends = head, head + size, head + 2 * size
+            pieces = [(rows[:end], rows[end:]) for rows, end in zip((a, b, c), ends, strict=True)]
+            with contextlib.suppress(NotRepeating):
+                front, rest = zip(*pieces, strict=True)
+                return np.concatenate([_with_block(*front, more, like), _with_blocks(*rest, more, like)])
+        raise
 
 
 def _with_block(a: Rows, b: Rows, c: Rows, more: int, like: Callable[[Rows], Rows]) -> Rows:
@@ -321,8 +341,7 @@ def _with_block(a: Rows, b: Rows, c: Rows, more: int, like: Callable[[Rows], Row
     if block < 0 or len(c) - len(b) != block:
         raise NotRepeating("a layer adds no block of allocations")
     x, y = like(a), like(b)
-    differ = np.flatnonzero((x != y[: len(x)]).any(axis=1)) if block else np.zeros(0)
-    head = int(differ[0]) if len(differ) else len(a)
+    head = _alike(x, y) if block else len(a)
     while True:
         try:
             return _inserted(a, b, c, more, head)
@@ -330,6 +349,13 @@ def _with_block(a: Rows, b: Rows, c: Rows, more: int, like: Callable[[Rows], Row
             head -= 1
             if not block or head < 0 or (x[head] != y[head + block]).any():
                 raise
+
+
+def _alike(x: Rows, y: Rows) -> int:
+    """How many rows are the same in both, from the first one on."""
+    shorter = min(len(x), len(y))
+    differ = np.flatnonzero((x[:shorter] != y[:shorter]).any(axis=1))
+    return int(differ[0]) if len(differ) else shorter
 
 
 def _inserted(a: Rows, b: Rows, c: Rows, more: int, head: int) -> Rows:

@@ -68,7 +68,11 @@ class Rewrites(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is torch.device:
             return _device(*args, **(kwargs or {}))
-        args, kwargs = tuple(_host(item) for item in args), {key: _host(item) for key, item in (kwargs or {}).items()}
+        for item in args:  # of the calls of a step, few name a device
+            if isinstance(item, (str, torch.device)):
+                args = tuple(map(_host, args))
+                break
+        kwargs = {key: _host(item) for key, item in kwargs.items()} if kwargs else {}
         if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
         if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:

@@ -574,18 +574,28 @@ def _outside(model: PlainModel) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 @contextmanager
+def _fakes() -> Iterator[None]:
+    """Tensors without values. Code that asks for one gets an answer: :class:`nn.Transformer` asks whether a mask is
+    causal."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from simdev.parallel.capture.record import HostAnswers
+
+    with FakeTensorMode(allow_non_fake_inputs=True), HostAnswers():
+        yield
+
+
+@contextmanager
 def _on_fakes(
     model: PlainModel, kinds: tuple[int, ...], mesh=None, plan: Mapping[str, Any] | None = None
 ) -> Iterator[tuple]:
     """``(run, lists, loss)`` of one sample with a few blocks of each kind, on fakes; ``loss()`` runs forward. No lists
     if no block may be left out."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     from simdev.parallel.capture.tensor_rule import apply_plan
 
     run, inputs, _ = prepared(model, 1)
     lists = _shorten(run.model, lists_of_blocks(run.model), _few(kinds)) if len(kinds) > 1 else []
-    with FakeTensorMode(allow_non_fake_inputs=True), on_gpu_divided() if plan else on_gpu():
+    with _fakes(), on_gpu_divided() if plan else on_gpu():
         if plan:
             apply_plan(run.model, mesh, plan)
         to_fakes(run)
@@ -652,7 +662,6 @@ def _divides(model: PlainModel, kinds: tuple[int, ...], plan: dict[str, Any]) ->
 def _cut_at(model: PlainModel, kinds: tuple[int, ...]) -> tuple[Ends | None, str]:
     """What runs before and after the blocks; or why there is no pipeline."""
     import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
     from simdev.parallel.capture.pieces import NotApart, cut_piece, read_ends, run_piece
 
@@ -662,7 +671,7 @@ def _cut_at(model: PlainModel, kinds: tuple[int, ...]) -> tuple[Ends | None, str
         run, inputs, _ = prepared(model, 1)
         _shorten(run.model, lists_of_blocks(run.model), _few(kinds)[:1])
         cut_piece(run.model, False, True, ends)  # the last stage shows whether its blocks need more than one tensor
-        with FakeTensorMode(allow_non_fake_inputs=True), on_gpu():
+        with _fakes(), on_gpu():
             to_fakes(run)
             x = torch.zeros(ends.shape, dtype=ends.dtype, requires_grad=True)
             run_piece(run.model, blocks.name, False, True, run.forward, inputs)(x, *inputs()).backward()
@@ -678,7 +687,6 @@ def _cut_at(model: PlainModel, kinds: tuple[int, ...]) -> tuple[Ends | None, str
 @lru_cache(maxsize=64)
 def _mixes(model: PlainModel) -> bool:
     import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._pytree import tree_map_only
 
     from simdev.parallel.capture.pieces import cut_piece
@@ -694,7 +702,7 @@ def _mixes(model: PlainModel) -> bool:
     cut_piece(run.model, False, True, model.ends)  # what it cuts off stays on meta
     next(run.model.get_submodule(model.blocks).children()).register_forward_pre_hook(begin)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), on_gpu():
+        with _fakes(), on_gpu():
             to_fakes(run)
             run(*tree_map_only(torch.Tensor, lambda x: torch.empty_like(x, device="meta"), inputs()))
     except Begun:
@@ -706,14 +714,12 @@ def _mixes(model: PlainModel) -> bool:
 
 def _count(model: PlainModel, kinds: tuple[int, ...] = ()) -> float:
     """FLOPs of forward and backward pass of one sample; with ``kinds``, of a few blocks alone."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     from simdev.graphs.capture.trace import flop_counter_mode
 
     run, inputs, _ = prepared(model, 1)
     if kinds:
         _shorten(run.model, lists_of_blocks(run.model), _few(kinds))
-    with FakeTensorMode(allow_non_fake_inputs=True), on_gpu():
+    with _fakes(), on_gpu():
         to_fakes(run)
         tensors = inputs()
         with flop_counter_mode() as counter:

@@ -542,6 +542,27 @@ def test_short_lists_of_blocks_are_recomputed(entry):
     assert count(again, "addmm") == count(kept, "addmm") + 2 + 3
 
 
+ENCODER = {
+    "nn.ModuleList(Block() for _ in range(4))": "nn.TransformerEncoder(layer, 4)",
+    "        self.embedding": "        layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)\n"
+    "        self.embedding",
+    "for block in self.blocks:\n            x = block(x)": "x = self.blocks(x, torch.ones(32, 32).triu(1) == 1)",
+}
+
+
+def test_code_that_reads_values_of_its_mask_is_analysed_as_it_is_captured(entry):
+    """nn.TransformerEncoder compares a mask with the causal one."""
+    path, _, _ = entry.rpartition(":")
+    asks = PLAIN
+    for old, new in ENCODER.items():
+        assert old in asks
+        asks = asks.replace(old, new, 1)
+    Path(path).write_text(asks, encoding="utf-8")
+    model, _ = find_model(entry)
+    assert model.notes == () and model.pipeline and model.function.layers == 4
+    assert model.function.tp_plan == {"blocks.layers.*.linear1": "colwise", "blocks.layers.*.linear2": "rowwise"}
+
+
 def test_products_of_an_odd_size_are_named(entry):
     path, _, _ = entry.rpartition(":")
     Path(path).write_text(PLAIN.replace("256", "33"), encoding="utf-8")

@@ -326,11 +326,10 @@ def _with_blocks(a: Rows, b: Rows, c: Rows, more: int, like: Callable[[Rows], Ro
         # The first block ends where the rows that follow it are alike for longest; of some ends, one is the true one.
         sizes = [(_alike(x[head:], y[head + size :]), size) for size in range(1, len(b) - len(a))]
         for _, size in sorted(sizes)[: -ENDS - 1 : -1]:
-            ends = head, head + size, head + 2 * size
-            pieces = [(rows[:end], rows[end:]) for rows, end in zip((a, b, c), ends, strict=True)]
+            two, three = head + size, head + 2 * size
             with contextlib.suppress(NotRepeating):
-                front, rest = zip(*pieces, strict=True)
-                return np.concatenate([_with_block(*front, more, like), _with_blocks(*rest, more, like)])
+                front = _with_block(a[:head], b[:two], c[:three], more, like)
+                return np.concatenate([front, _with_blocks(a[head:], b[two:], c[three:], more, like)])
         raise
 
 

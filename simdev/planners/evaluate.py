@@ -44,6 +44,7 @@ class Evaluator(SharedByPlans):
         super().__init__(job)
         local = is_user_module(job.model.function.__module__)  # from a user's file: known here alone
         self.workers = 1 if local else max(workers, 2 if executor else 1)
+        self._whole: dict[Choice, Outcome] = {}  # of steps that were simulated with all their microbatches
         self._captured: set[tuple] = set()  # arguments of recordings and captures that were made
         self._executor, self._own = executor, executor is None
 
@@ -78,6 +79,8 @@ class Evaluator(SharedByPlans):
         which is much quicker. So is a step of more ops than a simulation may hold; if it reaches no steady state, it
         has no step time and counts as a plan that does not fit.
         """
+        if exact and engine == "fast" and choice in self._whole:  # a search often ends with such a plan
+            return self._whole[choice]
         program = self.program(choice)
         peak = peak_bytes(program)
         reserved = self.reserved(program.plan, peak)
@@ -87,17 +90,22 @@ class Evaluator(SharedByPlans):
         if over and not always:
             return Outcome(choice, None, *figures[1:], reserved_bytes=reserved)
         steady = None if exact else extrapolated(program)
-        if steady is None:
+        whole = steady is None
+        if whole:
             try:
                 steady = _times(simulate_program(program, engine=engine))
             except TooManyOps:
+                whole = False
                 steady = next((found for warm in WARM if (found := extrapolated(program, warm)) is not None), None)
         if steady is None:
             return Outcome(choice, None, *figures[1:], reserved_bytes=reserved)
         step, compute, exposed = int(steady[0]), steady[1 : 1 + len(peak)], steady[1 + len(peak) :]
         idle = (step - compute - exposed).tolist()
         times = tuple(compute.tolist()), tuple(exposed.tolist()), tuple(idle)
-        return Outcome(choice, step, *figures[1:], *times, reserved_bytes=reserved)
+        outcome = Outcome(choice, step, *figures[1:], *times, reserved_bytes=reserved)
+        if whole and engine == "fast":
+            self._whole[choice] = outcome
+        return outcome
 
     def hopeless(self, choice: Choice) -> Outcome | None:
         """An outcome without figures of time for a choice that is estimated to need more than :data:`HOPELESS` times

@@ -16,7 +16,7 @@ import pytest
 from simdev.errors import BudgetExhausted, InvalidInput, UnknownName, Unsupported
 from simdev.parallel import Mesh, load_cluster
 from simdev.parallel.capture import kept
-from simdev.planners import Choice, Evaluator, PlanBudget, PlannerSpec, find_planner, planners
+from simdev.planners import Choice, Evaluator, PlanBudget, PlannerSpec, evaluate, find_planner, planners
 from simdev.planners.bounds import PRECISION, job_bound_ns, small_mesh
 from simdev.planners.evaluate import WorkersLost, extrapolated
 from simdev.planners.figures import demand, other_sizes
@@ -222,6 +222,16 @@ def test_many_microbatches_are_extrapolated_to_the_nanosecond(sizes, framework, 
     guess, exact = evaluator.outcome(choice, exact=False), evaluator.outcome(choice)
     assert (guess.step_ns, guess.compute_ns, guess.peak_bytes) == (exact.step_ns, exact.compute_ns, exact.peak_bytes)
     assert guess.exposed_ns == pytest.approx(exact.exposed_ns, abs=0.01 * exact.step_ns)
+
+
+def test_a_step_that_was_simulated_whole_is_not_simulated_again(tiny_job, monkeypatch):
+    job = tiny_job.with_changes(batch=8 * tiny_job.ranks)
+    evaluator, choice, times = Evaluator(job), Choice(Mesh({"dp_replicate": job.ranks}), 4), []
+    simulate = evaluate.simulate_program
+    monkeypatch.setattr(evaluate, "simulate_program", lambda *a, **k: times.append(1) or simulate(*a, **k))
+    searched = evaluator.outcome(choice, exact=False)  # two microbatches: nothing is extrapolated
+    assert evaluator.outcome(choice) is searched and len(times) == 1
+    assert evaluator.outcome(choice, engine="reference") == searched and len(times) == 2
 
 
 def test_search_tries_interleaved_stages(tiny_job):

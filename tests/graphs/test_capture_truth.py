@@ -320,15 +320,19 @@ def test_calls_that_order_a_gpus_work_do_nothing():
     assert "values" not in graph.meta and products(graph) == TRAINED and torch.cuda.synchronize is before
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_a_process_group_of_the_builder_is_one_replica(wrapped):
+@pytest.mark.parametrize("holder", ["none", "model", "optimizer"])
+def test_a_process_group_of_the_builder_is_one_replica(holder):
+    """The group that the builder makes is there while the step runs: an optimizer that holds it sends by it."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     def make():
         torch.distributed.init_process_group("nccl", rank=0, world_size=8)
         model = net()
-        model = nn.parallel.DistributedDataParallel(model, device_ids=[0]) if wrapped else model
-        return TrainingStep(
-            model, (torch.randn(8, 16),), lambda model, x: model(x).sum(), torch.optim.SGD(model.parameters())
-        )
+        model = nn.parallel.DistributedDataParallel(model, device_ids=[0]) if holder == "model" else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if holder == "optimizer":
+            optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD, lr=0.1)
+        return TrainingStep(model, (torch.randn(8, 16),), lambda model, x: model(x).sum(), optimizer)
 
     assert products(captured(make)) == TRAINED and not torch.distributed.is_initialized()
     assert products(captured(make)) == TRAINED, "a second capture makes its own"

@@ -235,7 +235,7 @@ def _uncompiled(model=None, **options):
 @contextmanager
 def one_replica():
     """A process group has no other process, and ``DistributedDataParallel`` is the model of one replica, without its
-    communication. A group that is made while this is active goes with it."""
+    communication. A group that is made while this is active goes with it, or with the outermost of several."""
     if not torch.distributed.is_available():
         yield
         return
@@ -243,11 +243,16 @@ def one_replica():
     from torch.nn.parallel import DistributedDataParallel as Replicas
 
     given = groups.init_process_group
+    if hasattr(given, "of_one_replica"):
+        yield
+        return
     made = groups.is_initialized()
 
     def init(backend=None, *args, rank=0, world_size=1, **kwargs):
         if not groups.is_initialized():
             given("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+
+    init.of_one_replica = True  # type: ignore[attr-defined]
 
     def wrap(self, module, *_, **__):
         torch.nn.Module.__init__(self)

@@ -24,7 +24,7 @@ from simdev.graphs.capture.build import build_fake, build_real, named_tensors, o
 from simdev.graphs.capture.optimizers import kind_of, make_state, one_by_one, register_state, trained_by, update
 from simdev.graphs.capture.precision import precision_of_classes, precision_of_parameters
 from simdev.graphs.capture.rehearse import rehearse
-from simdev.graphs.capture.rewrites import as_on_gpu
+from simdev.graphs.capture.rewrites import as_on_gpu, one_replica
 from simdev.graphs.capture.selfcheck import (
     TOLERANCE,
     Counted,
@@ -92,6 +92,11 @@ def run(make: Callable[[], Step] | Step, name: str, meta: dict, *, allow_empty: 
     its parameters are too large. A step that fake tensors cannot run (NumPy arrays, sparse gradients) runs for real.
     Raises :class:`InvalidInput` for a graph without a product or an update, unless ``allow_empty``.
     """
+    with one_replica():  # a process group that the build makes is there while the step runs
+        return _run(make, name, meta, allow_empty)
+
+
+def _run(make: Callable[[], Step] | Step, name: str, meta: dict, allow_empty: bool) -> ComputationGraph:
     with seeded():
         built = build_fake(make, name)
     try:

@@ -1,6 +1,7 @@
 """A dozen models of tests/tools/zoo.py: parameters exact, FLOPs those of PyTorch's counter; and the ids of packages."""
 
 import importlib.util
+import sys
 
 import pytest
 
@@ -126,6 +127,29 @@ def test_a_field_that_a_failing_constructor_reads_is_named():
     with pytest.raises(InvalidInput, match=r"leaves head_dim open: capture .*num_key_value_heads=2,head_dim=\.\.\.]"):
         capture_package(target, length=8)
     assert capture_package(f"{target[:-1]},head_dim=16]", length=8).meta["flops"] > 0
+
+
+def test_all_fields_that_a_configuration_lacks_are_named_at_once(monkeypatch):
+    """One is missing when the model is built, the next behind it, the last when its step runs."""
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture import capture_package
+
+    class Wide(transformers.LlamaForCausalLM):
+        def __init__(self, config):
+            super().__init__(config)
+            self.widths = [config.first_width, config.second_width]
+
+        def forward(self, input_ids, labels=None):
+            assert self.config.third_width
+            return super().forward(input_ids=input_ids, labels=labels)
+
+    monkeypatch.setattr(sys.modules["transformers"], "Wide", Wide, raising=False)  # it replaces itself as it loads
+    small = "num_hidden_layers=1,hidden_size=32,intermediate_size=32,num_attention_heads=2,num_key_value_heads=2"
+    target = f"transformers:Wide[vocab_size=50,{small}]"
+    with pytest.raises(InvalidInput, match=r"leaves first_width, second_width, third_width open.*third_width=\.\.\.\]"):
+        capture_package(target, length=8)
+    given = f"{target[:-1]},first_width=2,second_width=4,third_width=8]"
+    assert capture_package(given, length=8).meta["flops"] > 0
 
 
 def test_a_field_that_a_configuration_lacks_is_named_and_may_be_given():

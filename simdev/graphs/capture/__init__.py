@@ -162,6 +162,7 @@ def capture_package(
     from simdev.graphs.capture.build import BuildFailed
     from simdev.graphs.capture.packages import (
         GIVE,
+        cause_of,
         fields_read,
         keys_read,
         needed_arguments,
@@ -183,9 +184,7 @@ def capture_package(
         if "smaller model" in error.message and target.startswith("transformers") and "layers=" not in target:
             fewer = f"{error.message}, such as {with_field(target, 'num_hidden_layers', '2')}"
             raise InvalidInput(fewer, source=error.source, field=error.field) from error
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
+        cause = cause_of(error)
         if keys := keys_read(cause):
             raise InvalidInput(f"{error.message}{keys}", source=error.source, field=error.field) from error
         if choices.get("inputs") or "=..." in error.message or "in brackets" in error.message:

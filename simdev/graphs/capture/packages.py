@@ -137,6 +137,36 @@ def _fields(text: str | None, target: str) -> dict:
 
 
 def unset_fields(target: str, error: BaseException) -> list[str]:
+    """All fields that a model needs and that its configuration leaves open or lacks, as far as they show: those that
+    ``error`` names, and those that are missing next once these are 1."""
+    import torch
+
+    found: list[str] = []
+    while new := [name for name in _unset(target, error) if name not in found]:
+        found += new
+        for name in new:
+            target = with_field(target, name, "1")
+        try:
+            with torch.device("meta"), torch.no_grad():
+                step = package_step(target)[0]()
+                step.loss(step.model, *step.inputs)
+        except Exception as other:
+            error = cause_of(other)
+            if not isinstance(error, AttributeError):  # the fault may be the 1
+                break
+        else:
+            break
+    return found
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """The error that an error goes back to."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _unset(target: str, error: BaseException) -> list[str]:
     """Fields that the default configuration of a model leaves open or lacks, and that ``error`` names as code (`field`)
     or that the function which failed reads. A field of a configuration inside another has the names of both, with a dot
     between them."""

@@ -495,7 +495,7 @@ def test_a_users_file(user_file):
         ("absent", "no such function"),
         ("large", "line 24, in loss: .*depends on the values .*torch.where"),
         ("vector", "must return one number"),
-        ("breaks", "line 19, in breaks: building the model failed, also on real tensors: KeyError"),
+        ("breaks", "line 19, in breaks: building the model failed: KeyError"),
         ("shapes", "line 31, in <lambda>: the model was built, but running its step failed: RuntimeError"),
         ("not_a_model", "expected a torch.nn.Module"),
         ("not a name", "expected FILE.py:FUNCTION"),

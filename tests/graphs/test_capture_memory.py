@@ -175,3 +175,27 @@ def test_a_tensor_that_autograd_saved_lives_until_its_node_has_run():
         if graph.tensor_producer[tensor] == squares
     }
     assert "gather" in readers and any(kind.startswith("scatter_add") for kind in readers)
+
+
+def test_a_builder_at_fault_is_not_tried_with_memory():
+    """A model of 8 billion parameters whose configuration lacks a key took all the memory before it was refused."""
+    from simdev.graphs.capture.build import BuildFailed, build_fake
+
+    made = []
+
+    def fails():
+        made.append(torch.empty(4).device.type)
+        raise KeyError("full_attention")
+
+    with pytest.raises(BuildFailed, match="KeyError: 'full_attention'"):
+        build_fake(fails, "fails")
+    assert made == ["cpu", "meta"], "on fake tensors of the CPU, and on meta tensors"
+
+    def asks():
+        from simdev.graphs.workload import InferenceStep
+
+        made.append(torch.randn(1 << 21).sort().values[0].item() < 0)
+        return InferenceStep(torch.nn.Linear(2, 2), (torch.randn(1, 2),))
+
+    assert build_fake(asks, "asks").step.model.weight.shape == (2, 2)
+    assert made[-1] is True, "a value leads to real tensors"

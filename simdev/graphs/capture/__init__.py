@@ -228,7 +228,7 @@ def _captured(build, name: str, meta: dict, source: str, function: str | None, a
     try:
         return run(build, name, meta, allow_empty=allow_empty)
     except BuildFailed as error:
-        what, cause = "building the model failed, also on real tensors", error.__cause__
+        what, cause = "building the model failed", error.__cause__
         raise InvalidInput(
             f"{what}: {sentence(cause)}", source=source, field=line_of(cause, source, function)
         ) from error

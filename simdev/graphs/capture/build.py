@@ -17,7 +17,7 @@ from simdev.graphs.workload import CustomStep, Step, TrainingStep
 
 
 class BuildFailed(SimdevError):
-    """The function that builds the step failed, on fake tensors and for real; ``__cause__`` is its error."""
+    """The function that builds the step failed, on fake tensors and real or meta ones; ``__cause__`` is its error."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,24 @@ def build_fake(make: Callable[[], Step] | Step, name: str) -> Built:
         return Built(_faked(step, mode, shadows), mode, shadows)
     except SimdevError:
         raise
-    except Exception:
+    except Exception as error:
+        if _fails_alike(make, error):
+            raise BuildFailed(f"{type(error).__name__}: {error}") from error
         step = build_real(make, name)
     mode, shadows = FakeTensorMode(allow_non_fake_inputs=True), Shadows()
     return Built(_faked(step, mode, shadows), mode, shadows)
+
+
+def _fails_alike(make: Callable[[], Step], error: Exception) -> bool:
+    """Whether the builder fails with the same ``error`` on meta tensors, which have no values either, but say so in
+    other words if they are asked for one. Then the builder is at fault, and real tensors, which may not fit into the
+    memory, would not help it."""
+    try:
+        with torch.device("meta"), as_on_gpu():
+            make()
+    except Exception as other:
+        return type(other) is type(error) and str(other) == str(error)
+    return False
 
 
 def build_real(make: Callable[[], Step] | Step, name: str) -> Step:

@@ -199,20 +199,26 @@ def _unset(target: str, error: BaseException) -> list[str]:
 
 
 def fields_read(target: str, error: BaseException) -> str:
-    """Which fields the module that failed reads: `` (LlamaAttention reads head_dim)``, or nothing."""
+    """Which fields the module that failed reads: `` (LlamaAttention reads head_dim)``, or nothing. Those of a
+    configuration inside another have the names of both, with a dot between them."""
     import torch
 
-    inside = str(Path(sys.modules[target.partition(":")[0]].__file__ or "").parent)
-    frames = [
-        frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename.startswith(inside)
-    ]
-    owners = [frame.f_locals.get("self") for frame in frames]
-    for owner in reversed([type(owner) for owner in owners if isinstance(owner, torch.nn.Module)]):
+    package = sys.modules[target.partition(":")[0]]
+    folder = str(Path(package.__file__ or "").parent)
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        owner = frame.f_locals.get("self")
+        if not isinstance(owner, torch.nn.Module) or not frame.f_code.co_filename.startswith(folder):
+            continue
         found = re.findall(
-            r"\b(?:self\.)?(?:config\.)?(\w+_config\.[a-z]\w*|(?<=config\.)[a-z]\w*)", inspect.getsource(owner)
+            r"\b(?:self\.)?(?:config\.)?(\w+_config\.[a-z]\w*|(?<=config\.)[a-z]\w*)", inspect.getsource(type(owner))
         )
-        names = dict.fromkeys(found)
-        return f" ({owner.__name__} reads {', '.join(names)})" if names else ""
+        config = frame.f_locals.get("config", vars(owner).get("config"))
+        match = _TARGET.fullmatch(target)
+        whole = getattr(getattr(package, match["model"] if match else "", None), "config_class", None)
+        inside = [] if whole is None else [key for key, part in vars(whole()).items() if type(part) is type(config)]
+        before = f"{inside[0]}." if inside and hasattr(config, "model_type") and type(config) is not whole else ""
+        names = dict.fromkeys(before + name for name in found)
+        return f" ({type(owner).__name__} reads {', '.join(names)})" if names else ""
     return ""
 
 

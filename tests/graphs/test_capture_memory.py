@@ -104,6 +104,26 @@ def test_alike_parameters_get_state_of_their_own():
     assert sum(graph.kinds[kind] == "adam" for kind in graph.op_kind) == 6
 
 
+@pytest.mark.parametrize(("optimizer", "count"), [("Adam", 8), ("Adagrad", 6)])
+def test_a_parameter_without_a_gradient_has_no_state(optimizer, count):
+    """An optimizer makes the state of a parameter in the first step in which it has a gradient. Adagrad is built with
+    the state of all."""
+    from simdev.graphs.capture import capture
+    from simdev.graphs.workload import TrainingStep
+
+    model = torch.nn.ModuleList([torch.nn.Linear(8, 8) for _ in range(3)])  # the second is read by nothing
+    stepped = getattr(torch.optim, optimizer)(model.parameters())
+    made = TrainingStep(model, (torch.randn(4, 8),), lambda m, x: m[2](m[0](x)).sum(), stepped)
+    graph = capture(made, "unread")
+    made.loss(made.model, *made.inputs).backward()
+    stepped.step()
+    tensors = [item for state in stepped.state.values() for item in state.values() if item.numel() > 1]
+    held = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    assert len(tensors) == count
+    assert graph.meta["optimizer_state_bytes"] == held
+    assert graph.op_persistent_bytes.sum() == held + graph.meta["parameter_bytes"]
+
+
 def test_parameters_that_share_a_vector_count_once():
     """A search without gradients (evolution strategies) writes one vector, of which all parameters are views."""
     from torch.nn.utils import parameters_to_vector, vector_to_parameters

@@ -114,6 +114,20 @@ def register_state(tape: Tape, optimizer, homes: dict, alike: dict) -> int:
     return sum(sizes.values())
 
 
+def forget_state(tape: Tape, optimizer, homes: dict, alike: dict, given: set) -> int:
+    """Take back the state of parameters that have no gradient: an optimizer makes none for them, unless it did when it
+    was built (``given``). Returns its bytes."""
+    forgotten = 0
+    for parameter in trained_by(optimizer):
+        if parameter.grad is None and parameter in homes and parameter not in given:
+            state = optimizer.state.get(parameter) or optimizer.state.get(alike.get(parameter), {})
+            tensors = [tensor for _, whole in named_tensors(state, "state") for tensor in plain_tensors(whole)]
+            size = sum(storage_bytes(tensor) for tensor in tensors if tensor.numel() > 1)
+            tape.ops[homes[parameter]].persistent -= size
+            forgotten += size
+    return forgotten
+
+
 def update(tape: Tape, optimizer, homes: dict, alike: dict) -> None:
     """Step the optimizer under the tape. A parameter of ``alike`` gets the ops of the one that it is like, if their
     gradients are alike, too."""

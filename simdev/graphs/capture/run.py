@@ -7,7 +7,7 @@ import gc
 import random
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
@@ -21,7 +21,15 @@ from simdev.errors import InvalidInput, SimdevError, Unsupported
 from simdev.graphs.capture.assemble import Assembly, assemble
 from simdev.graphs.capture.attention import flash_everywhere
 from simdev.graphs.capture.build import build_fake, build_real, named_tensors, optimizers_of
-from simdev.graphs.capture.optimizers import kind_of, make_state, one_by_one, register_state, trained_by, update
+from simdev.graphs.capture.optimizers import (
+    forget_state,
+    kind_of,
+    make_state,
+    one_by_one,
+    register_state,
+    trained_by,
+    update,
+)
 from simdev.graphs.capture.precision import precision_of_classes, precision_of_parameters
 from simdev.graphs.capture.rehearse import rehearse
 from simdev.graphs.capture.rewrites import as_on_gpu, one_replica
@@ -73,8 +81,8 @@ class Ran:
 @dataclass(frozen=True)
 class Held:
     """What is there before a step: parameters and buffers by name, the op of each parameter, the optimizers, the
-    parameters that are not stepped because they are like another (by optimizer), the bytes of all states, and those of
-    all that is held."""
+    parameters that are not stepped because they are like another (by optimizer), the bytes of all states, those of all
+    that is held, and the parameters whose state was there when the step was built."""
 
     named: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
@@ -83,6 +91,7 @@ class Held:
     alike: dict
     state_bytes: int
     persistent_bytes: int
+    given: set
 
 
 def run(make: Callable[[], Step] | Step, name: str, meta: dict, *, allow_empty: bool = False) -> ComputationGraph:
@@ -193,8 +202,9 @@ def capture_step(tape: Tape, step: Step, name: str, meta: dict, *, quiet=None, a
             optimizers, first = _warm_up(step, quiet)
             drawn_before = _python_draws()
         named = named_parameters(model, optimizers)
+        given = {parameter for one in optimizers for parameter, state in one.state.items() if state}
         alike = {} if isinstance(step, CustomStep) else {one: make_state(one, quiet) for one in optimizers}
-        held = hold(tape, named, dict(model.named_buffers()), optimizers, alike)
+        held = hold(tape, named, dict(model.named_buffers()), optimizers, alike, given)
         for label, tensor in _inputs(step.inputs):
             tape.input(tensor, label)
         versions = Versions(named)
@@ -223,7 +233,7 @@ def capture_step(tape: Tape, step: Step, name: str, meta: dict, *, quiet=None, a
     return assembly
 
 
-def hold(tape: Tape, named: dict, buffers: dict, optimizers: list, alike: dict) -> Held:
+def hold(tape: Tape, named: dict, buffers: dict, optimizers: list, alike: dict, given: Collection = ()) -> Held:
     """Tell the tape what is there before the step."""
     homes = {parameter: tape.persistent(parameter, label) for label, parameter in named.items()}
     buffers = {label: buffer for label, buffer in buffers.items() if buffer.numel() > 1}
@@ -241,7 +251,7 @@ def hold(tape: Tape, named: dict, buffers: dict, optimizers: list, alike: dict) 
     own = [*named.values(), *buffers.values()]
     persistent = held_bytes(own, scalars=True) + held_bytes(states, besides=own)
     persistent += sum(held_bytes([tensor]) for tensor in copies)
-    return Held(named, buffers, homes, optimizers, alike, state_bytes, persistent)
+    return Held(named, buffers, homes, optimizers, alike, state_bytes, persistent, set(given))
 
 
 def assembled(
@@ -318,7 +328,9 @@ def _train(tape: Tape, step, held: Held, name: str, quiet, versions: Versions) -
         parameter.grad = gradient
         if gradient is not None:
             final[held.homes[parameter]] = tape.value_of(gradient)
+    forgotten = 0
     for optimizer in held.optimizers:
+        forgotten += forget_state(tape, optimizer, held.homes, held.alike[optimizer], held.given)
         versions.start()
         update(tape, optimizer, held.homes, held.alike[optimizer])
         versions.stop()
@@ -329,7 +341,7 @@ def _train(tape: Tape, step, held: Held, name: str, quiet, versions: Versions) -
         results |= set(final.values())
     found = [gradient for gradient in gradients if gradient is not None]
     size = sum(map(gradient_bytes, found))
-    return Ran(results, final, size, len(found))
+    return Ran(results, final, size, len(found), state_bytes=-forgotten)
 
 
 def _needs_whole_backward(outcome, trained) -> bool:

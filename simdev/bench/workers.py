@@ -158,7 +158,7 @@ class Pool:
                 self._send_away(worker, None)
 
     def _turn(self, waiting: tuple[tuple, int, tuple]) -> tuple:
-        """The order of waiting tasks. A kind that a worker has now comes last, as a second worker would load and compile
+        """The order of waiting tasks. A kind that a worker has now comes last: a second worker would load and compile
         the same again."""
         rank, number, (*_, kind) = waiting
         busy = kind != "" and any(one.kind == kind and one.future is not None for one in self._workers)

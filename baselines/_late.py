@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from simdev.baselines._order import ordered
+from simdev.baselines._order import ordered, with_orders
 from simdev.baselines._search import first_of_unit, groups, units_by_group
 from simdev.baselines._units import choices, unit_adjacency
 from simdev.placers.budget import Budget
@@ -26,6 +26,25 @@ FIRST = 256  # moves in the first call of the compiled loop; later calls take ab
 CALL_S = 0.5
 SHARES, ORDER_SHARES = (0.3, 0.5, 0.2, 0.0), (0.25, 0.45, 0.15, 0.15)  # clusters, cut tensors, groups, the order
 FAR = 0.02  # share of clusters that may go to any device, hosts too
+
+
+def best_start(problem: Problem, budget: Budget, given: Iterable[Placement]) -> tuple[Score, Placement] | None:
+    """The best of the ``given`` placements, each with every order of ops that a search may begin with; None if the
+    budget is used up before there is one."""
+    found: tuple[Score, Placement] | None = None
+    for placement in given if budget.open else ():
+        for candidate in with_orders(problem, placement):
+            if budget.open:
+                score = budget.evaluate(candidate.devices, priority=candidate.priority)
+                if found is None or score < found[0]:
+                    found = score, candidate
+    return found
+
+
+def is_compiled(problem: Problem, budget: Budget) -> bool:
+    """Whether a search makes its moves in compiled code, or each of them is an evaluation of the budget."""
+    by_priority = problem_arrays(problem).loop == PRIORITY_LOOP
+    return budget.simulate is None and not budget.microbatches and (by_priority or has_windows(problem))
 
 
 class LateWalk:
@@ -85,12 +104,11 @@ class LateWalk:
         """What makes so many moves from a state in compiled code, and tells how many there were; None where each move
         has to be an evaluation of the budget."""
         problem, kernels, moves, n = self.problem, self.kernels, self.moves, self.problem.graph.n_ops
-        by_priority = problem_arrays(problem).loop == PRIORITY_LOOP
-        if self.budget.simulate is not None or self.budget.microbatches or not (by_priority or has_windows(problem)):
+        if not is_compiled(problem, self.budget):
             return None
         one = np.zeros(1, np.int64), np.zeros((1, problem.topology.n_devices), np.int64), np.zeros(1, np.int64)
         run = kernels.RunBuffers(*new_buffers(problem), *one)
-        if by_priority:
+        if problem_arrays(problem).loop == PRIORITY_LOOP:
             return lambda late, count: kernels.walk_priority(problem_arrays(problem), moves, late, run, count)
         inputs = inputs_of_runs(problem)
         ops = np.zeros(n, np.uint32), np.zeros(n, np.uint32), np.zeros(2, np.int64), np.zeros(1, np.int64)

@@ -81,3 +81,11 @@ def _path_kernel():
     from simdev.baselines._search_kernels import path_keys
 
     return path_keys
+
+
+def with_orders(problem: Problem, placement: Placement) -> list[Placement]:
+    """The placement with each order of ops that a search may begin with."""
+    if not ordered(problem):
+        return [Placement(placement.devices)]
+    keys = start_keys(problem, placement.devices, placement.priority)
+    return [Placement(placement.devices, priority_of(key)) for key in keys]

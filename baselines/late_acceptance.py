@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from simdev.baselines._late import MEMORY, LateWalk
+from simdev.baselines._late import MEMORY, LateWalk, best_start
 from simdev.baselines._members import constructed
-from simdev.baselines._order import ordered, priority_of, start_keys
 from simdev.baselines._search import starts as simple_starts
 from simdev.baselines._units import choices
 from simdev.errors import InvalidInput
 from simdev.placers.placer import placer
-from simdev.placers.score import Score
 from simdev.placers.starts import stored_starts
 from simdev.problem.placement import Placement
-from simdev.problem.problem import Problem
 
 
 @placer(
@@ -42,21 +39,7 @@ def late_acceptance(problem, *, rng, budget, starts, memory):
         raise InvalidInput(f"{memory} is not positive", source="late-acceptance", field="memory")
     stored = (found for folder in starts.split("+") for found in stored_starts(folder, problem))
     given = stored if starts else constructed(problem, rng, budget.microbatches)
-    begin: tuple[Score, Placement] | None = None
-    for placement in given if budget.open else ():
-        for candidate in _with_orders(problem, placement):
-            if budget.open:
-                score = budget.evaluate(candidate.devices, priority=candidate.priority)
-                if begin is None or score < begin[0]:
-                    begin = score, candidate
+    begin = best_start(problem, budget, given)
     if begin is None:
         return Placement.of_units(problem, simple_starts(problem, choices(problem))[0])
     return LateWalk(problem, budget, rng, *begin, memory=memory).run()
-
-
-def _with_orders(problem: Problem, placement: Placement) -> list[Placement]:
-    """The placement with each order of ops that a search may begin with."""
-    if not ordered(problem):
-        return [Placement(placement.devices)]
-    keys = start_keys(problem, placement.devices, placement.priority)
-    return [Placement(placement.devices, priority_of(key)) for key in keys]

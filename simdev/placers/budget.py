@@ -105,6 +105,13 @@ class Budget:
         evaluations = left if left == math.inf else int(left) // parts
         return Share(evaluations, max(0.0, self.seconds - self.elapsed) / parts)
 
+    def apart(self, problem: Problem, evaluations: float, parts: float) -> Budget:
+        """A budget of ``evaluations`` for another problem, such as a merged one, on the same clock, and of one in
+        ``parts`` of the seconds that are left. What it spends are no evaluations of this budget."""
+        seconds = max(0.0, self.seconds - self.elapsed) / parts
+        whole = evaluations if evaluations == math.inf else int(evaluations)
+        return Budget(problem, evaluations=whole, seconds=seconds, microbatches=self.microbatches, clock=self._clock)
+
     def evaluate(self, devices: np.ndarray, *, priority: np.ndarray | None = None, below: int | None = None) -> Score:
         """Simulate one placement, ``devices`` int ``(n,)``: the device number of each op.
 

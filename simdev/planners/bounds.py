@@ -97,7 +97,7 @@ def job_bound_ns(shared: SharedByPlans) -> int:
     recomputation it has and however it divides the layers.
 
     For each way to split a layer (``tp``, ``cp``, ``ep``), microbatch and recomputation, stages of few layers are
-    captured with two data-parallel ranks (:class:`_Layers`). Their passes take at least their spans at the
+    captured with two data-parallel ranks (:class:`_PerLayer`). Their passes take at least their spans at the
     cost of each kernel, without the collectives of data parallelism and the copies of FSDP that depend on the number of
     shards; and at least the time of FSDP's gathers, or reductions, of each microbatch. Every mesh then has a bound
     (:func:`_pipeline_bound`), and the exchange of gradients among its replicas is another one. A mesh has none if no
@@ -141,7 +141,7 @@ def _choice_bounds(shared: SharedByPlans, choices: list[Choice], below: float) -
         mesh = small_mesh(choice.mesh)
         if alike:
             parts, each = _parts(job, choice), choice.reduce_each
-            timed = once(_timed, choice, mesh, *parts, key=(mesh, each, parts))
+            timed = once(_timed_stages, choice, mesh, *parts, key=(mesh, each, parts))
             key = choice.mesh.inner, each, parts, choice.reshard, choice.schedule in SPLIT
             layers = once(_layers, choice, timed, key=key)
             bound, exchanged = _pipeline_bound(job, choice, layers, below), job.layers * layers.layer[EXCHANGED]
@@ -189,7 +189,7 @@ def _whole(shared: SharedByPlans, choice: Choice, mesh: Mesh) -> _Whole:
 
 
 @dataclass(frozen=True)
-class _Layers:
+class _PerLayer:
     """What stages of equal layers take at least: float ``(8,)`` each, in the order of :data:`NS` to :data:`EXCHANGED`.
 
     A stage of ``n`` layers takes ``n`` times ``layer`` and once ``start``, which is not positive: at its borders, a
@@ -214,7 +214,7 @@ class _Layers:
 NS, ISSUE, SHARDING, RESIDENT, KEPT, KEPT_GRADIENTS, GRADIENTS, EXCHANGED = range(8)
 
 
-class _Timed(NamedTuple):
+class _TimedStage(NamedTuple):
     """A captured stage, and its forward and backward passes as timed on the mesh of the capture."""
 
     stage: StageProgram
@@ -222,7 +222,7 @@ class _Timed(NamedTuple):
     backward: tuple[Template, ...]
 
 
-def _timed(shared: SharedByPlans, choice: Choice, mesh: Mesh, *parts: Part) -> tuple[_Timed, ...]:
+def _timed_stages(shared: SharedByPlans, choice: Choice, mesh: Mesh, *parts: Part) -> tuple[_TimedStage, ...]:
     """Stages of the choice, captured on ``mesh``."""
     job, cluster = shared.job, replace(shared.job.cluster, nodes=0)
 
@@ -235,7 +235,7 @@ def _timed(shared: SharedByPlans, choice: Choice, mesh: Mesh, *parts: Part) -> t
         parameters = {**job.plan(choice).parameters, "layers": part.layers}
         stage = capture_stage(job.model, parameters, mesh, part, each=choice.reduce_each)
         forward = tuple(time(one) for name, one in stage.passes.items() if name.startswith("forward"))
-        found.append(_Timed(stage, forward, tuple(map(time, stage.backward))))
+        found.append(_TimedStage(stage, forward, tuple(map(time, stage.backward))))
     return tuple(found)
 
 
@@ -248,18 +248,18 @@ def _parts(job: Job, choice: Choice) -> tuple[Part, ...]:
     return Part(1, False, False), Part(2, False, False), Part(1, True, False), Part(1, False, True)
 
 
-def _layers(shared: SharedByPlans, choice: Choice, timed: tuple[_Timed, ...]) -> _Layers:
+def _layers(shared: SharedByPlans, choice: Choice, timed: tuple[_TimedStage, ...]) -> _PerLayer:
     """``timed`` are the stages of :func:`_parts`."""
     short, long, *ends = map(partial(_stage_figures, shared, choice), timed)
     layer, none = long - short, np.zeros_like(short)
     if not ends:
-        return _Layers(layer, none, none, short - min(FEW, shared.job.layers - 1) * layer)
+        return _PerLayer(layer, none, none, short - min(FEW, shared.job.layers - 1) * layer)
     embedding, head = np.maximum(np.stack(ends) - np.maximum(short, layer), 0.0)
     embedding[SHARDING] = head[SHARDING] = 0.0  # perhaps on other communicators than those of the layers
-    return _Layers(layer, np.minimum(short - layer, 0.0), embedding, head)
+    return _PerLayer(layer, np.minimum(short - layer, 0.0), embedding, head)
 
 
-def _stage_figures(shared: SharedByPlans, choice: Choice, timed: _Timed) -> np.ndarray:
+def _stage_figures(shared: SharedByPlans, choice: Choice, timed: _TimedStage) -> np.ndarray:
     """float ``(8,)``, see :data:`NS`."""
     job, stage, shards = shared.job, timed.stage, small_mesh(choice.mesh)["dp_shard"]
     # A pass before which parameters were gathered already frees them, too.
@@ -341,7 +341,7 @@ def _whole_bound(job: Job, choice: Choice, whole: _Whole) -> float:
     return max(bound, whole.issue_ns * microbatches / ranks)
 
 
-def _pipeline_bound(job: Job, choice: Choice, model: _Layers, below: float) -> float:
+def _pipeline_bound(job: Job, choice: Choice, model: _PerLayer, below: float) -> float:
     """A step time that no plan with the mesh, microbatch, recomputation and schedule of a choice beats, with whole
     layers on each rank; infinite if none fits, ``below`` if it is at least this.
 

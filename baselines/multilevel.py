@@ -25,7 +25,7 @@ SHARE = 8 / 3  # all levels get one part in so many of the seconds that are left
     version=1,
     family="search",
     searches=True,
-    defaults={"moves": 30},
+    defaults={"moves": 15},
     source="multilevel partitioning: Karypis, Kumar, SIAM Journal on Scientific Computing 20(1), 1998; the refinement "
     "is late acceptance hill climbing: Burke, Bykov, European Journal of Operational Research 258(1), 2017",
 )
@@ -39,6 +39,8 @@ def multilevel(problem, *, rng, budget, moves):
     levels together get ``moves`` times as many moves as the budget has evaluations left and, if it has seconds, three
     eighths of those. The best placement of a level is where the next one begins; that of the last level is simulated
     on the graph, where ``late-acceptance`` spends what is left of the budget.
+
+    Recurrent networks gain nothing by it, since merging mixes their layers and their time steps.
 
     A simulation of a merged graph is a model of the step, as the loads of ``dp`` are: it is no evaluation of the
     budget, and takes processor seconds like all that a placer computes. Where ``late-acceptance`` has no compiled code

@@ -36,11 +36,13 @@ def multilevel(problem, *, rng, budget, moves):
     clusters, 150, 500 and 1500 if the graph allows it; a level that would hardly be finer than the one before it is
     left out. A cluster begins on the device of most of its work; on the first level, the best of the constructive
     placements begins. The search on a level is that of ``late-acceptance`` in a simulation of the merged graph. All
-    levels together get ``moves`` times as many moves as the budget has evaluations left and, if it has seconds, three
-    eighths of those. The best placement of a level is where the next one begins; that of the last level is simulated
-    on the graph, where ``late-acceptance`` spends what is left of the budget.
+    levels together get ``moves`` times as many moves as the budget has evaluations left and, if it has seconds, at most
+    three eighths of those. The best placement of a level is where the next one begins; that of the last level is
+    simulated on the graph, where ``late-acceptance`` spends what is left of the budget.
 
-    Recurrent networks gain nothing by it, since merging mixes their layers and their time steps.
+    Departures from Karypis and Kumar: each level is merged from the whole graph, so that its clusters need not lie
+    inside those of a coarser level; the first placement is that of another placer, and is not found on the coarsest
+    graph. NMT and GNMT gain nothing by it: merging mixes the layers and the time steps of a recurrent network.
 
     A simulation of a merged graph is a model of the step, as the loads of ``dp`` are: it is no evaluation of the
     budget, and takes processor seconds like all that a placer computes. Where ``late-acceptance`` has no compiled code

@@ -140,11 +140,13 @@ class Pool:
             self._listen()
 
     def _assign(self) -> None:
-        """Give waiting tasks to free workers, and send away workers that are not needed any more."""
+        """Give waiting tasks to free workers, and send away workers that are not needed any more. A task of a kind that
+        a worker has now comes last: a second worker would load and compile the same again."""
         while True:
+            busy = {one.kind for one in self._workers if one.kind and one.future is not None}
             idle = [one for one in self._workers if one.future is None and not one.leaving]
             with self._lock:
-                first = min(self._queue, key=self._turn, default=None)
+                first = min(self._queue, key=lambda waiting: (waiting[-1][-1] in busy, *waiting[:2]), default=None)
                 worker = next((one for one in idle if first and one.kind == first[-1][-1]), None)
                 if free := first is not None and (worker is not None or len(self._workers) < self._jobs):
                     self._queue.remove(first)
@@ -156,13 +158,6 @@ class Pool:
         for worker in self._workers:
             if not worker.leaving and (self._jobs == 0 or (self._closing and worker.future is None)):
                 self._send_away(worker, None)
-
-    def _turn(self, waiting: tuple[tuple, int, tuple]) -> tuple:
-        """The order of waiting tasks. A kind that a worker has now comes last: a second worker would load and compile
-        the same again."""
-        rank, number, (*_, kind) = waiting
-        busy = kind != "" and any(one.kind == kind and one.future is not None for one in self._workers)
-        return busy, rank, number
 
     def _give(self, worker: _Worker | None, future: Future, function, args, timeout, kind: str) -> None:
         if not future.set_running_or_notify_cancel():

@@ -94,7 +94,8 @@ def _issue_ns(program: PlanProgram) -> int:
 
 def job_bound_ns(shared: SharedByPlans) -> int:
     """A step time that no plan of the job with one mesh for all stages can beat, whichever mesh, microbatch and
-    recomputation it has and however it divides the layers.
+    recomputation it has and however it divides the layers. Gradients are reduced when planners may choose: pipelines
+    reduce them with the last microbatch unless the job is wide (:meth:`~simdev.planners.job.Job.choices`).
 
     For each way to split a layer (``tp``, ``cp``, ``ep``), microbatch and recomputation, stages of few layers are
     captured with two data-parallel ranks (:class:`_PerLayer`). Their passes take at least their spans at the
@@ -182,7 +183,7 @@ def _whole(shared: SharedByPlans, choice: Choice, mesh: Mesh) -> _Whole:
     return _Whole(
         _kernels_ns(forward) + min(map(_kernels_ns, backward)),
         _kernels_issue_ns(forward) + min(map(_kernels_issue_ns, backward)),
-        (stage.parameters * WHOLE if plan.distributed_optimizer else stage.resident_bytes) * shards,
+        _resident_bytes(stage, shards, plan.distributed_optimizer),
         stage.forward.live_bytes,
         _exchanged_bytes(stage, shards),
     )
@@ -281,7 +282,7 @@ def _stage_figures(shared: SharedByPlans, choice: Choice, timed: _TimedStage) ->
             least(kernels),
             least(_kernels_issue_ns),
             0.0 if stays or choice.mesh["dp_shard"] == 1 else least(collectives),
-            (stage.parameters * WHOLE if divided else stage.resident_bytes) * shards,
+            _resident_bytes(stage, shards, divided),
             kept,
             0 if divided else kept + stage.backward[stage.FIRST].live_bytes,  # WHOLE contains them
             0 if divided else gradient_bytes(stage) * shards,
@@ -296,6 +297,11 @@ def _sharding_ns(template: Template) -> float:
     after another."""
     of_data = np.array(["dp_shard" in axes for axes in template.axes], bool)[template.stream] & (template.stream > 0)
     return float(np.bincount(template.stream, np.where(of_data, template.ns, 0), 1).max())
+
+
+def _resident_bytes(stage: StageProgram, shards: int, divided: bool) -> int:
+    """Bytes of parameters and optimizer state on all shards; of a ``divided`` optimizer, those that no rank divides."""
+    return (stage.parameters * WHOLE if divided else stage.resident_bytes) * shards
 
 
 def _exchanged_bytes(stage: StageProgram, shards: int) -> int:

@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from dataclasses import replace
 from itertools import islice
@@ -16,8 +17,9 @@ import pytest
 from simdev.errors import BudgetExhausted, InvalidInput, UnknownName, Unsupported
 from simdev.parallel import Mesh, load_cluster
 from simdev.parallel.capture import kept
+from simdev.parallel.orders import pipeline_order
 from simdev.planners import Choice, Evaluator, PlanBudget, PlannerSpec, evaluate, find_planner, planners
-from simdev.planners.bounds import PRECISION, job_bound_ns, small_mesh
+from simdev.planners.bounds import ONE_STAGE, PRECISION, job_bound_ns, small_mesh
 from simdev.planners.evaluate import WorkersLost, extrapolated
 from simdev.planners.figures import demand, other_sizes
 from simdev.planners.job import choice_from
@@ -125,6 +127,31 @@ def test_no_plan_beats_the_bound_of_the_job(tiny_job, tiny_evaluator):
     uneven = Choice(Mesh({"pp": 2, "dp_replicate": 2}), 2, stage_layers=(3, 1))
     assert 0.2 * min(steps) < bound <= min(steps)
     assert bound <= tiny_evaluator.outcome(uneven).step_ns
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "looped-bfs"])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_a_rank_holds_as_many_microbatches_as_the_bound_counts(schedule, ranks):
+    sizes = [(n, m) for n in ((1,) if schedule in ONE_STAGE else (2, 3)) for m in (1, 2, ranks, 2 * ranks, 4 * ranks)]
+    met = 0
+    for stages, microbatches in sizes:
+        try:
+            order = pipeline_order(schedule, ranks, microbatches, stages)
+        except InvalidInput:
+            continue
+        for rank, actions in enumerate(order):
+            held = Counter({stage: 0 for stage in range(rank, ranks * stages, ranks)})
+            begun, most, with_gradients = set(), 0, 0
+            for what, stage, _ in actions:
+                held[stage] += 1 if what == "F" else -1
+                begun |= {stage} if what == "B" else set()
+                most = max(most, min(held.values()))
+                with_gradients = max(with_gradients, min(held.values()) if len(begun) == stages else 0)
+            assert most >= min(microbatches, ranks - rank)
+            if microbatches >= 2 * ranks and schedule != "looped-bfs":
+                assert with_gradients >= ranks - rank
+            met += 1
+    assert met >= 2 * ranks
 
 
 def test_no_plan_beats_the_bound_of_all_plans(tiny_job):

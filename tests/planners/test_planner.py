@@ -132,6 +132,8 @@ def test_no_plan_beats_the_bound_of_the_job(tiny_job, tiny_evaluator):
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "looped-bfs"])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_a_rank_holds_as_many_microbatches_as_the_bound_counts(schedule, ranks):
+    if schedule == "looped-bfs":  # PyTorch's own order
+        pytest.importorskip("torch")
     sizes = [(n, m) for n in ((1,) if schedule in ONE_STAGE else (2, 3)) for m in (1, 2, ranks, 2 * ranks, 4 * ranks)]
     met = 0
     for stages, microbatches in sizes:

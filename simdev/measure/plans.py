@@ -51,9 +51,10 @@ class MeasuredPrices(Prices):
         super().__init__(cluster)
         self.runs = runs
 
-    def of(self, calls: tuple[Call, ...], mesh: Mesh, first: int) -> list[int]:
-        """The duration of each call and of the Python code between it and the next one."""
-        return [max(1, round(self._call_ns(call, first // mesh.stage_ranks))) for call in calls]
+    def of(self, segment: Segment, mesh: Mesh, first: int) -> np.ndarray:
+        """int64: the duration of each call and of the Python code between it and the next one."""
+        ns = [max(1, round(self._call_ns(call, first // mesh.stage_ranks))) for call in segment.distinct]
+        return np.array(ns, np.int64)[segment.order]
 
     def _call_ns(self, call: Call, rank: int) -> float:
         kernels = self.runs.kernels[rank]

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TypeVar
+
+import numpy as np
 
 from simdev.errors import SimdevError
 
@@ -88,6 +91,53 @@ class Segment:
         """By how much memory in use grows at most, from the begin of the segment."""
         return max((call.live_bytes for call in self.calls), default=0)
 
+    @property
+    def distinct(self) -> tuple[Call, ...]:
+        """The calls that occur, in the order of their first occurrence; ``live_bytes`` are those of the first."""
+        return self.calls
+
+    @property
+    def order(self) -> np.ndarray:
+        """int64: the position in :attr:`distinct` of each call."""
+        return np.arange(len(self.calls))
+
+
+class Stretched(Segment):
+    """The calls ``distinct``, with those from position ``begin`` to ``end`` so many ``times``, each of which leaves
+    ``grown`` more bytes in use.
+
+    A hundred alike layers are timed as one; all their calls are made only for those who ask for them.
+    """
+
+    _distinct: tuple[Call, ...]
+    _order: np.ndarray
+    _more: np.ndarray  # int64: by how much more memory in use has grown than after the distinct call
+
+    def __init__(
+        self, name: str, distinct: tuple[Call, ...], begin: int, end: int, times: int, grown: int, live_bytes: int
+    ):
+        numbers = np.arange(len(distinct))
+        turns = np.repeat([0, *range(times), times - 1], [begin, *[end - begin] * times, len(distinct) - end])
+        order = np.concatenate([numbers[:begin], np.tile(numbers[begin:end], times), numbers[end:]])
+        self.__dict__.update(name=name, live_bytes=live_bytes, _distinct=distinct, _order=order, _more=turns * grown)
+
+    @cached_property
+    def calls(self) -> tuple[Call, ...]:
+        more = zip(self.order.tolist(), self._more.tolist(), strict=True)
+        return tuple([self.distinct[number].grown(by) for number, by in more])
+
+    @property
+    def peak_bytes(self) -> int:
+        return int((np.array([call.live_bytes for call in self.distinct])[self.order] + self._more).max())
+
+    @property
+    def distinct(self) -> tuple[Call, ...]:
+        return self._distinct
+
+    @property
+    def order(self) -> np.ndarray:
+        return self._order
+
 
 def once_for_each(function: Callable[..., Made]) -> Callable[..., Made]:
     """``function`` of segments or templates that outlive the result, called once for the same ones: a stage may have
@@ -120,10 +170,8 @@ def stretch(short: Segment, long: Segment, more: int) -> Segment:
         raise NotRepeating(f"{short.name}: a further layer changes the calls of the others")
     block = b[head : head + len(b) - len(a)]
     grown = block[-1].live_bytes - (b[head - 1].live_bytes if head else 0)
-    blocks = [call.grown(grown * i) for i in range(more) for call in block]
-    tail = [call.grown(grown * (more - 1)) for call in b[head + len(block) :]]
     total = short.live_bytes + (long.live_bytes - short.live_bytes) * more
-    return Segment(short.name, (*b[:head], *blocks, *tail), total)
+    return Stretched(short.name, b, head, head + len(block), more, grown, total)
 
 
 def _linear(short: Segment, long: Segment, more: int) -> Segment:

@@ -10,7 +10,7 @@ from simdev.parallel.costs.collectives import collective_ns
 from simdev.parallel.costs.float8 import Float8
 from simdev.parallel.costs.overlap import beside_collectives
 from simdev.parallel.framework import find_framework, framework_names
-from simdev.parallel.program import COMPUTE, Call
+from simdev.parallel.program import COMPUTE, Call, Segment
 from simdev.parallel.typed_plan import TypedPlan
 from simdev.problem.opcost.device import calibration_names
 from simdev.problem.topology import load_topology, topology_names
@@ -159,7 +159,7 @@ def test_a_board_that_has_a_device_file_uses_it(name):
 
 def priced(cluster, signature, **options):
     call = Call(COMPUTE, signature.partition("(")[0], signature, 2 * 4096**3, 2**26, 2**25)
-    return Prices(load_cluster(cluster), **options).of((call,), Mesh({}), 0)[0]
+    return Prices(load_cluster(cluster), **options).of(Segment("F", (call,)), Mesh({}), 0)[0]
 
 
 def test_fp8_is_quicker_on_b200_and_refused_on_a100():

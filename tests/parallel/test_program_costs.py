@@ -17,8 +17,9 @@ from simdev.parallel.costs.float8 import Float8
 from simdev.parallel.costs.fusion import fused_segment, remaining_shares
 from simdev.parallel.costs.overlap import covered_until, simulate_unrolled
 from simdev.parallel.costs.reserved import Allocations, extended, reserved_bytes, text_of
+from simdev.parallel.costs.timing import make_template
 from simdev.parallel.framework import find_framework
-from simdev.parallel.program import COMPUTE, Call, NotRepeating, Segment
+from simdev.parallel.program import COMPUTE, Call, NotRepeating, Segment, stretch
 from simdev.parallel.typed_plan import TypedPlan
 
 # overlap
@@ -94,7 +95,7 @@ def test_large_products_are_faster_in_fp8_and_small_ones_are_not():
     large, small = product(16384, 4096, 14336), product(256, 256, 256)
     times = {}
     for float8 in (None, Float8()):
-        times[float8 is None] = Prices(cluster, float8=float8).of((large, small), mesh, 0)
+        times[float8 is None] = Prices(cluster, float8=float8).of(Segment("F", (large, small)), mesh, 0).tolist()
     assert 1.3 < times[True][0] / times[False][0] < 2 and times[True][1] < times[False][1]
 
 
@@ -157,6 +158,52 @@ def test_a_fused_segment_keeps_who_waits_for_whom():
     first = fused.calls[1]
     assert (first.bytes_read, first.bytes_written, first.live_bytes, first.is_forward) == (8, 4, 4, True)
     assert fused.peak_bytes == 4 and fused.live_bytes == 4
+
+
+# templates: waits by their definition, and repeated layers timed as one
+
+
+def gathered_layers(count, seed=0):
+    """A pass of alike layers, each with a gather that its product waits for, between two calls of their own."""
+    rng = random.Random(seed)
+    back = rng.randrange(4)
+    layer = [
+        Call("dp_shard", "all_gather", "gather", waits=((COMPUTE, back),), axes=("dp_shard",), payload_bytes=1 << 20),
+        call("mm", 1 << 20, 1 << 10, waits=(("dp_shard", rng.randrange(2)),)),
+        *[call(kind, 1 << 10, 1 << 10) for kind in ("silu", "mul")],
+    ]
+    calls = [call("embedding", 8, 8), *layer * count, call("sum", 8, 8)]
+    grown = [replace(one, live_bytes=10 * number) for number, one in enumerate(calls)]
+    return Segment("forward", tuple(grown), 10 * len(calls))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_call_waits_for_the_last_call_on_the_stream_that_was_issued_so_many_calls_before(seed):
+    calls = gathered_layers(4, seed).calls
+    cluster, mesh = load_cluster("dgx-h100"), Mesh({"dp_shard": 8})
+    template = make_template(Segment("forward", calls), cluster, mesh, 0, Host(), Prices(cluster), merge=False)
+    expected = []
+    for number, one in enumerate(calls):
+        for stream, back in one.waits:
+            before = [n for n in range(number) if calls[n].stream == stream]
+            stands_for = -1 - template.streams.index(stream)
+            expected.append((number, before[-1 - back] if back < len(before) else stands_for))
+    assert list(zip(template.wait_item.tolist(), template.wait_for.tolist(), strict=True)) == expected
+
+
+@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_repeated_layers_are_timed_as_all_their_calls(merge, compiled, seed):
+    stretched = stretch(gathered_layers(2, seed), gathered_layers(3, seed), 5)
+    whole = gathered_layers(7, seed)
+    assert len(stretched.distinct) < len(stretched.calls) and stretched.calls == whole.calls
+    assert [one.live_bytes for one in stretched.calls] == [one.live_bytes for one in whole.calls]
+    cluster, mesh = load_cluster("dgx-h100"), Mesh({"dp_shard": 8})
+    prices, host = Prices(cluster, compiled=compiled), Host(2_000, 3_000, 1_000, 5_000)
+    ours, theirs = (vars(make_template(s, cluster, mesh, 0, host, prices, merge)) for s in (stretched, whole))
+    assert all(np.array_equal(ours[name], theirs[name]) for name in ours if isinstance(ours[name], np.ndarray))
+    assert all(ours[name] == theirs[name] for name in ours if not isinstance(ours[name], np.ndarray))
 
 
 # the model of PyTorch's caching allocator: sizes of segments, splits, merges, streams
@@ -315,7 +362,7 @@ def test_a_collective_of_eight_ranks_takes_the_host_longer():
 
 def priced(signature, **more):
     call = Call(COMPUTE, signature.partition("(")[0], signature, 10**12, 10**8, 10**8)
-    return Prices(load_cluster("dgx-a100"), **more).of((call,), Mesh({"tp": 2}), 0)[0]
+    return Prices(load_cluster("dgx-a100"), **more).of(Segment("F", (call,)), Mesh({"tp": 2}), 0)[0]
 
 
 @pytest.mark.parametrize("half", ["f16", "bf16"])

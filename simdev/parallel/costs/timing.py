@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -68,11 +68,11 @@ class Host:
     def dispatches_ns(self, segment: Segment, mesh: Mesh) -> np.ndarray:
         """int64: :meth:`dispatch_ns` of each call."""
         if self.idle:
-            return np.zeros(len(segment.calls), np.int64)
-        keys = [(call.axes, call.is_forward, call.in_backward) for call in segment.calls]  # what decides it
-        different = dict(zip(keys, segment.calls, strict=True))  # of which there are few
+            return np.zeros(len(segment.order), np.int64)
+        keys = [(call.axes, call.is_forward, call.in_backward) for call in segment.distinct]  # what decides it
+        different = dict(zip(keys, segment.distinct, strict=True))  # of which there are few
         known = {key: self.dispatch_ns(segment.name, call, mesh) for key, call in different.items()}
-        return np.array([known[key] for key in keys], np.int64)
+        return np.array([known[key] for key in keys], np.int64)[segment.order]
 
     @property
     def idle(self) -> bool:
@@ -108,6 +108,15 @@ class Template:
     adapter: np.ndarray
     collectives: Mapping[int, Call] = field(default_factory=dict)
 
+    @cached_property
+    def kinds_of_collectives(self) -> tuple[np.ndarray, np.ndarray, list[Call]]:
+        """int64: the items that are collectives, and of which kind each is: the position among the different ones."""
+        keys = [(call.kind, call.payload_bytes, call.axes) for call in self.collectives.values()]  # layers repeat
+        calls = dict(zip(keys, self.collectives.values(), strict=True))
+        place = {key: number for number, key in enumerate(calls)}
+        kind_of = np.array([place[key] for key in keys], np.int64)
+        return np.array(list(self.collectives), np.int64), kind_of, list(calls.values())
+
     @property
     def work_ns(self) -> int:
         """Summed duration of the kernels on the compute stream."""
@@ -119,53 +128,51 @@ def make_template(
 ) -> Template:
     """Time ``segment`` as it runs on ``mesh``, whose first rank has the global number ``first``; ``merge=False`` keeps
     an item for each call."""
-    calls = segment.calls
-    waits, awaited = _resolve(calls)
+    calls, order = segment.distinct, segment.order
     streams = {COMPUTE: 0}
-    begins: list[int] = []  # the first call of each item
-    running = None  # the stream of a run that the next kernel may join
+    stream_of = np.zeros(len(calls), np.int64)
     for number, call in enumerate(calls):
-        stream = call.stream
-        if stream not in streams:
-            streams[stream] = len(streams)
+        stream_of[number] = streams.setdefault(call.stream, len(streams))
         for other, _ in call.waits:
             streams.setdefault(other, len(streams))
-        if call.waits or call.axes or stream != running:
-            begins.append(number)
-        running = None if call.axes or not merge or number in awaited else stream
     names = [tuple(name.split("+")) for name in streams]
-    begin, counts = np.array(begins, np.int64), np.diff(begins, append=len(calls)).astype(np.int32)
-    item_of = np.repeat(np.arange(len(begins)), counts).tolist()
-    durations, issue, rest = _runs(
-        np.array(prices.of(calls, mesh, first), np.int64), host.dispatches_ns(segment, mesh), begin
-    )
-    pairs = [
-        (item_of[number], item_of[target] if target >= 0 else -1 - streams[stream])
-        for number, found in waits.items()
-        for stream, target in found
-    ]
+    stream = stream_of[order]
+    waiting, target = _resolve(calls, order, stream, streams)
+    communicates = np.array([bool(call.axes) for call in calls], bool)[order]
+    alone = communicates.copy()  # no kernel may join it
+    alone[target[target >= 0]] = True
+    begins = np.ones(len(order), bool)  # whether a call is the first of an item
+    begins[1:] = communicates[1:] | alone[:-1] | (stream[1:] != stream[:-1]) | (not merge)
+    begins[waiting] = True
+    begin, item_of = np.flatnonzero(begins), np.cumsum(begins) - 1
+    counts = np.diff(begin, append=len(order)).astype(np.int32)
+    durations, issue, rest = _runs(prices.of(segment, mesh, first), host.dispatches_ns(segment, mesh), begin)
+    flops = np.array([call.flops for call in calls], np.int64)[order]
+    heaviest = order[_first_largest(flops, begin, item_of)].tolist()
     kinds: dict[str, int] = {}
-    flops = [call.flops for call in calls]
-    labels = (_label(calls, flops, n, count) for n, count in zip(begins, counts.tolist(), strict=True))
-    pair = np.array(pairs, np.int32).reshape(-1, 2)
-    collectives = {item: calls[n] for item, n in enumerate(begins) if calls[n].axes}
-    adapter = np.zeros(len(begins))
-    adapter[list(collectives)] = [prices.collective(call, mesh, first)[1] for call in collectives.values()]
+    labels = (
+        calls[number].kind if count == 1 else f"{calls[number].kind} + {count - 1}"
+        for number, count in zip(heaviest, counts.tolist(), strict=True)
+    )
+    collectives = {item: calls[order[begin[item]]] for item in np.flatnonzero(communicates[begin]).tolist()}
+    adapter = np.zeros(len(begin))
+    share = {id(call): prices.collective(call, mesh, first)[1] for call in calls if call.axes}
+    adapter[list(collectives)] = [share[id(call)] for call in collectives.values()]
     return Template(
         tuple(streams),
         tuple(name if name[0] in AXES else () for name in names),
-        np.array([streams[calls[n].stream] for n in begins], np.int32),
+        stream[begin].astype(np.int32),
         durations,
         issue,
         rest,
         np.array([kinds.setdefault(label, len(kinds)) for label in labels], np.int32),
         tuple(kinds),
         counts,
-        pair[:, 0],
-        pair[:, 1],
+        item_of[waiting].astype(np.int32),
+        np.where(target >= 0, item_of[np.maximum(target, 0)], target).astype(np.int32),
         segment.live_bytes,
         segment.peak_bytes,
-        sum(flops),
+        int(flops.sum()),
         adapter,
         collectives,
     )
@@ -174,25 +181,21 @@ def make_template(
 def on_mesh(template: Template, mesh: Mesh, first: int, host: Host, prices: Prices) -> Template:
     """The template of a segment that was timed on another mesh of the same axes: collectives take other times, kernels
     the same."""
-    items, calls = list(template.collectives), list(template.collectives.values())
     ns, issue, adapter = template.ns.copy(), template.issue_ns.copy(), template.adapter.copy()
-    keys = [(call.kind, call.payload_bytes, call.axes) for call in calls]  # which layers repeat
-    of_key = {
-        key: (*prices.collective(call, mesh, first), host.dispatch_ns("", call, mesh))
-        for key, call in dict(zip(keys, calls, strict=True)).items()
-    }
-    if keys:
-        ns[items], adapter[items], issue[items] = zip(*map(of_key.__getitem__, keys), strict=True)
+    items, kind_of, kinds = template.kinds_of_collectives
+    if kinds:
+        priced = [(*prices.collective(call, mesh, first), host.dispatch_ns("", call, mesh)) for call in kinds]
+        ns[items], adapter[items], issue[items] = np.array(priced).T[:, kind_of]
     return replace(template, ns=ns, issue_ns=issue, adapter=adapter)
 
 
-def _label(calls: tuple[Call, ...], flops: list[int], begin: int, count: int) -> str:
-    """What an item of ``count`` calls from number ``begin`` on is called in pictures: the collective, or the kernel
-    that most FLOPs are in; ``flops`` are those of each call."""
-    if count == 1:
-        return calls[begin].kind
-    of_item = flops[begin : begin + count]
-    return f"{calls[begin + of_item.index(max(of_item))].kind} + {count - 1}"
+def _first_largest(values: np.ndarray, begin: np.ndarray, item_of: np.ndarray) -> np.ndarray:
+    """int64: the position of the first of the largest ``values`` of each item, which pictures name it by; ``begin``
+    are the positions at which items begin, ``item_of`` the items of all."""
+    if not len(begin):
+        return begin
+    largest = np.flatnonzero(values == np.maximum.reduceat(values, begin)[item_of])
+    return largest[np.searchsorted(largest, begin)]
 
 
 def _runs(kernel: np.ndarray, dispatch: np.ndarray, begin: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -205,18 +208,26 @@ def _runs(kernel: np.ndarray, dispatch: np.ndarray, begin: np.ndarray) -> tuple[
     return np.add.reduceat(kernel, begin), late, np.add.reduceat(dispatch, begin) - late
 
 
-def _resolve(calls: tuple[Call, ...]) -> tuple[dict[int, list[tuple[str, int]]], set[int]]:
-    """For each call that waits the calls it waits for, as ``(stream, number)`` with -1 for one before the segment; and
-    all numbers that are waited for."""
-    issued: dict[str, list[int]] = defaultdict(list)
-    waits: dict[int, list[tuple[str, int]]] = {}
-    for number, call in enumerate(calls):
-        for stream, back in call.waits:
-            there = issued[stream]
-            target = there[-1 - back] if back < len(there) else -1
-            waits.setdefault(number, []).append((stream, target))
-        issued[call.stream].append(number)
-    return waits, {target for found in waits.values() for _, target in found}
+def _resolve(
+    calls: tuple[Call, ...], order: np.ndarray, stream: np.ndarray, streams: Mapping[str, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """int64, for each wait: the position that waits, and the position that it waits for, or ``-1 - stream`` for the
+    last call on that stream before the segment. ``calls`` are the distinct calls, and ``order`` and ``stream`` say for
+    each position which it is and where it goes."""
+    number = np.array([len(call.waits) for call in calls], np.int64)
+    other = np.array([streams[name] for call in calls for name, _ in call.waits], np.int64)
+    back = np.array([steps for call in calls for _, steps in call.waits], np.int64)
+    count = number[order]
+    waiting = np.repeat(np.arange(len(order)), count)
+    begin = (np.cumsum(number) - number)[order]
+    wait = np.arange(len(waiting)) + np.repeat(begin - (np.cumsum(count) - count), count)
+    other, back = other[wait], back[wait]
+    target = -1 - other
+    for one in set(other.tolist()):
+        mine, there = np.flatnonzero(other == one), np.flatnonzero(stream == one)
+        place = np.searchsorted(there, waiting[mine]) - 1 - back[mine]  # among the calls on that stream
+        target[mine[place >= 0]] = there[place[place >= 0]]
+    return waiting, target
 
 
 class Prices:
@@ -240,26 +251,24 @@ class Prices:
         self._kernels: dict[tuple, int] = {}
         self._collectives: dict[tuple, tuple[int, float]] = {}  # ns, and the share of an adapter
 
-    def of(self, calls: tuple[Call, ...], mesh: Mesh, first: int) -> list[int]:
-        """The duration of each call on ``mesh``, whose first rank has the global number ``first``."""
-        kernels = self._kernels
-        ns = [
-            self.collective(call, mesh, first)[0]
-            if call.axes
-            else kernels.get((call.signature, call.flops, call.bytes_read, call.bytes_written), -1)
-            for call in calls
-        ]
-        if -1 in ns:
-            unknown: dict[tuple, Call] = {}
-            for call, known in zip(calls, ns, strict=True):
-                if known < 0:
-                    unknown.setdefault((call.signature, call.flops, call.bytes_read, call.bytes_written), call)
-            kernels.update(zip(unknown, self._cost(list(unknown.values())), strict=True))
-            return self.of(calls, mesh, first)
+    def of(self, segment: Segment, mesh: Mesh, first: int) -> np.ndarray:
+        """int64: the duration of each call on ``mesh``, whose first rank has the global number ``first``."""
+        calls, known = segment.distinct, self._kernels
+        keys = [(call.signature, call.flops, call.bytes_read, call.bytes_written) for call in calls]
+        unknown: dict[tuple, Call] = {}
+        for key, call in zip(keys, calls, strict=True):
+            if not call.axes and key not in known:
+                unknown.setdefault(key, call)
+        if unknown:
+            known.update(zip(unknown, self._cost(list(unknown.values())), strict=True))
+        pairs = zip(keys, calls, strict=True)
+        different = [self.collective(call, mesh, first)[0] if call.axes else known[key] for key, call in pairs]
+        of_each = np.array(different, np.int64)[segment.order]
         if not self.compiled:
-            return ns
-        shares = zip(ns, remaining_shares(calls), calls, strict=True)
-        return [one if call.axes else max(1, round(share * one)) for one, share, call in shares]
+            return of_each
+        sequence = [calls[number] for number in segment.order.tolist()]
+        shares = zip(of_each.tolist(), remaining_shares(sequence), sequence, strict=True)
+        return np.array([ns if call.axes else max(1, round(share * ns)) for ns, share, call in shares], np.int64)
 
     def _cost(self, calls: list[Call]) -> list[int]:
         kernels = [(owner, part) for owner, call in enumerate(calls) for part in self._kernels_of(call)]

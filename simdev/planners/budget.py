@@ -57,7 +57,8 @@ class PlanBudget:
         return self.used < self.evaluations and self.elapsed < self.seconds
 
     def estimates(self, choices: Iterable[Choice]) -> dict[Choice, Estimate]:
-        """Quick estimates of choices (:mod:`simdev.planners.estimate`), which cost no evaluation."""
+        """Quick estimates of choices (:mod:`simdev.planners.estimate`), which cost no evaluation; of the first choices
+        only if the seconds are used up before the last one."""
         found = {}
         choices = list(choices)
         self._begin("estimating", len(choices))
@@ -65,6 +66,8 @@ class PlanBudget:
             found[one.choice] = self.estimated[one.choice] = one
             self.done += 1
             self.tell(self.used, self.best)
+            if self.elapsed >= self.seconds:
+                break
         return found
 
     def _begin(self, phase: str, total: int) -> None:

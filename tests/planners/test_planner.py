@@ -196,6 +196,14 @@ def test_a_budget_counts_each_plan_once(tiny_job, tiny_evaluator):
         budget.evaluate(c)
 
 
+def test_a_budget_whose_seconds_are_over_estimates_and_simulates_no_more(tiny_job, tiny_evaluator):
+    choices = list(tiny_job.choices())
+    budget = PlanBudget(tiny_evaluator, seconds=1e-9)
+    assert len(budget.estimates(choices)) == 1 < len(choices)
+    with pytest.raises(BudgetExhausted, match="1e-09 seconds were over after 0 plans"):
+        find_planner("search")[0].plan(tiny_job, rng=None, budget=budget)
+
+
 def test_choices_survive_json():
     choice = Choice(Mesh({"pp": 2, "tp": 2}), 4, "full", "1f1b", 1, (2, 4))
     assert choice_from(choice.to_json()) == choice

@@ -150,3 +150,18 @@ def test_gradients_of_a_gathered_input_are_reduced_apart_in_kempnerforge():
         collectives(apart.backward[3])["reduce_scatter", "tp"] - collectives(usual.backward[3])["reduce_scatter", "tp"]
     )
     assert more == 2 * 3
+
+
+def test_a_recomputed_layer_of_mpt_runs_to_its_end_before_pytorch_2_1():
+    def products(early_stop):
+        entry = MPT.replace("]", f",recompute=full,early_stop={early_stop}]")
+        return sum(call.kind == "mm" for call in capture(entry, "dp_shard=2").backward[0].calls)
+
+    assert products("no") - products("yes") == 2  # the last product of each layer
+
+
+def test_metrics_of_the_loss_are_computed_in_float32_beside_it():
+    calls = [capture(MPT.replace("]", f",train_metrics={n}]"), "dp_shard=2").forward.calls for n in (0, 2)]
+    losses = [Counter(call.signature for call in some if call.kind == "_log_softmax") for some in calls]
+    added = losses[1] - losses[0]
+    assert sum(added.values()) == 2 and all("f32[" in signature for signature in added)

@@ -2,7 +2,11 @@
 activation checkpointing by layer if asked for.
 
 Gradients are reduced with every microbatch, so that no rank ever holds all of them. ``precision="amp_bf16"`` keeps
-float32 parameters and reduces float32 gradients; ``"bf16"`` shards, gathers and reduces bfloat16.
+float32 parameters and reduces float32 gradients; ``"bf16"`` shards, gathers and reduces bfloat16. A layer that is
+recomputed stops after the last result that its backward pass reads, which spares its last product; with
+``early_stop="no"`` it runs to its end, as PyTorch did before version 2.1 (pytorch/pytorch pull request 96866).
+``train_metrics`` is how many metrics of the loss the trainer computes beside the loss itself, each by a float32
+cross-entropy of all logits: Composer, for which llm-foundry names two.
 """
 
 from __future__ import annotations
@@ -29,6 +33,8 @@ DEFAULTS = {
     "microbatch": 1,
     "recompute": "none",
     "precision": "amp_bf16",
+    "early_stop": "yes",
+    "train_metrics": 0,
 }
 
 
@@ -43,7 +49,8 @@ def mpt_checks(p, mesh) -> None:
     """Raise :class:`InvalidInput` for a choice that the model does not know."""
     if p["width"] % p["heads"]:
         raise InvalidInput(f"{p['width']} does not divide by {p['heads']} heads", source="mpt", field="width")
-    for name, known in (("recompute", ("none", "full")), ("precision", ("amp_bf16", "bf16"))):
+    known_of = {"recompute": ("none", "full"), "precision": ("amp_bf16", "bf16"), "early_stop": ("yes", "no")}
+    for name, known in known_of.items():
         if p[name] not in known:
             raise UnknownName(name, str(p[name]), known, source="mpt")
 
@@ -57,11 +64,15 @@ def mpt_checks(p, mesh) -> None:
     checks=mpt_checks,
     source="mosaicml/llm-foundry, scripts/train/benchmarking",
 )
-def mpt(mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatch, recompute, precision):
+def mpt(
+    mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatch, recompute, precision, early_stop,
+    train_metrics,
+):  # fmt: skip
     import torch
     from torch import nn
     from torch.distributed.fsdp import MixedPrecisionPolicy
     from torch.nn import functional as F
+    from torch.utils.checkpoint import set_checkpoint_early_stop
 
     half = torch.bfloat16
 
@@ -91,12 +102,17 @@ def mpt(mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatc
 
         def forward(self, x, target=None):
             x = self.embedding(x) if part.first else x
-            for layer in self.layers:
-                x = layer(x)
+            with set_checkpoint_early_stop(early_stop == "yes"):
+                for layer in self.layers:
+                    x = layer(x)
             if not part.last:
                 return x
             logits = F.linear(self.norm(x), self.embedding.weight)
-            return F.cross_entropy(logits.flatten(0, 1), target.flatten(0, 1))
+            loss = F.cross_entropy(logits.flatten(0, 1), target.flatten(0, 1))
+            with torch.no_grad():
+                for _ in range(train_metrics):
+                    F.cross_entropy(logits.float().flatten(0, 1), target.flatten(0, 1), reduction="sum")
+            return loss
 
     with torch.device("meta"):
         model = MPT()

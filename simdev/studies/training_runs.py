@@ -63,14 +63,16 @@ FITTED = {  # set -> on which rows its constants were fitted, which constants th
     ),
     "llm-foundry": (
         HERE,
-        "the three factors 'llm-foundry' are fitted to 26 rows of this set with all its three models",
+        "the factor of Triton's attention is fitted to its 26 rows with odd numbers, and the device files' factors of "
+        "whole steps to its steps on one node. Rules chosen after errors were seen: what ran was looked up in "
+        "llm-foundry's git history (PyTorch's release, hence recomputation to the end of a layer; metrics of the loss; "
+        "FlashAttention 2 on 128 GPUs and more)",
     ),
     "torchtitan": (
         RULES,
-        "no constant was fitted to it: the host times are estimated, the factors of all kernels but attention come "
-        "from llm-foundry. Rules chosen with its two given rows in view: RMSNorm by eight kernels, fused elementwise "
-        "kernels under torch.compile, no factor for its attention, the cube root of the power limit, and the "
-        "allocator's rules for reserved memory",
+        "no constant was fitted to it: the host times are estimated. Rules chosen with its two given rows in view: "
+        "RMSNorm by eight kernels, fused elementwise kernels under torch.compile, the cube root of the power limit, "
+        "and the allocator's rules for reserved memory",
     ),
     "megatron-bridge": (
         RULES,
@@ -82,7 +84,7 @@ FITTED = {  # set -> on which rows its constants were fitted, which constants th
     "published-plans": (
         RULES,
         "no constant was fitted to it, and its first figures are in docs/pages/fidelity-record.md. Rules chosen after "
-        "errors were seen: compiled FSDP jobs (fms-fsdp, KempnerForge) do not have the factors of llm-foundry; what "
+        "errors were seen: compiled FSDP jobs (fms-fsdp, KempnerForge) have none of the factors of llm-foundry; what "
         "KempnerForge executes was looked up (the vendor's attention, bfloat16 storage and loss, gradients reduced "
         "apart, one NVLink bundle for each pair of four GPUs, no FSDP on one rank); so was what AutoModel executes of "
         "models with experts (a token goes once to each rank, its benchmarks' gate, fused kernels). For the rows of "
@@ -282,6 +284,19 @@ def _vtrain(source: str, name: str, row: dict) -> TrainingRun:
 FOUNDRY = {"h100_80gb": "dgx-h100", "a100_80gb": "dgx-a100", "a100_40gb": "dgx-a100-40gb"}
 
 
+MANY = 128  # boards, from which on H100 was measured in January 2024
+TRITON = ("13b", "30b")  # the models that kept Triton's attention then
+
+
+def _foundry_framework(row: dict) -> str:
+    """What llm-foundry ran, by its git history (``frameworks/llm-foundry.toml``): the tables of May 2023 say ``bf16``,
+    those of October 2023 and later ``amp_bf16``."""
+    if not row["Precision"].startswith("amp"):
+        return "llm-foundry"
+    later = row["GPU"].startswith("h100") and int(row["# GPUs"]) >= MANY
+    return f"llm-foundry[2023.10{',flash' if later and row['Model'] not in TRITON else ''}]"
+
+
 def _foundry(source: str, name: str, row: dict) -> TrainingRun:
     if row["Precision"] not in ("amp_bf16", "bf16"):
         raise Unsupported(f"precision {row['Precision']} is not costed")
@@ -295,7 +310,14 @@ def _foundry(source: str, name: str, row: dict) -> TrainingRun:
         recompute="full" if row["Activation Checkpointing"] == "True" else "none",
         precision=row["Precision"],
     )
-    typed = TypedPlan(model, FOUNDRY[row["GPU"]], f"dp_shard={ranks}", int(row["GradAccum"]), framework="llm-foundry")
+    typed = TypedPlan(
+        model,
+        FOUNDRY[row["GPU"]],
+        f"dp_shard={ranks}",
+        int(row["GradAccum"]),
+        framework=_foundry_framework(row),
+        reshard="never" if row["Sharding Strategy"] == "SHARD_GRAD_OP" else "always",
+    )
     step_s = typed.plan.sequences * length / (float(row["Throughput (T/s/GPU)"]) * ranks)
     return TrainingRun(source, name, f"mpt-{row['Model']}", typed, 1e9 * step_s)
 

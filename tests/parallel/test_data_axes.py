@@ -9,6 +9,7 @@ from simdev.graphs.parallel_model import Part
 from simdev.parallel import Plan, find_model, load_cluster, parse_mesh, simulate_plan
 from simdev.parallel.capture.stage import capture_stage
 from simdev.parallel.passes import STEP
+from simdev.parallel.typed_plan import TypedPlan
 
 pytest.importorskip("torch")
 LLAMA = "llama3-8b[width=64,layers=2,heads=8,kv_heads=2,hidden=128,vocabulary=256,length=64]"
@@ -165,3 +166,14 @@ def test_metrics_of_the_loss_are_computed_in_float32_beside_it():
     losses = [Counter(call.signature for call in some if call.kind == "_log_softmax") for some in calls]
     added = losses[1] - losses[0]
     assert sum(added.values()) == 2 and all("f32[" in signature for signature in added)
+
+
+def test_only_a_rank_with_traffic_beside_its_kernels_pays_for_it():
+    def steps(mesh):
+        typed = TypedPlan(LLAMA, "dgx-h100", mesh, framework="torchtitan[compiled]")
+        return [simulate_plan(typed.plan, typed.prices(), slowdown=factor).step_ns for factor in (None, 1.0)]
+
+    assert len(set(steps("tp=1"))) == 1  # one GPU
+    assert len(set(steps("tp=2"))) == 1  # each collective of tensor parallelism is waited for
+    slowed, alone = steps("dp_shard=2")
+    assert slowed > alone

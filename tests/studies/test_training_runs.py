@@ -163,6 +163,26 @@ def test_nemo_has_the_vendors_attention_after_july_2024(tmp_path, release, facto
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "cells, framework, reshard",
+    [
+        ("7b,2048,128,a100_40gb,bf16,FULL_SHARD", "llm-foundry", "always"),
+        ("7b,2048,8,a100_80gb,amp_bf16,FULL_SHARD", "llm-foundry[2023.10]", "always"),
+        ("7b,2048,128,h100_80gb,amp_bf16,FULL_SHARD", "llm-foundry[2023.10,flash]", "always"),
+        ("30b,2048,128,h100_80gb,amp_bf16,FULL_SHARD", "llm-foundry[2023.10]", "always"),
+        ("1b,2048,128,h100_80gb,amp_bf16,SHARD_GRAD_OP", "llm-foundry[2023.10,flash]", "never"),
+    ],
+)
+def test_llm_foundrys_rows_have_the_software_of_their_table(tmp_path, cells, framework, reshard):
+    (tmp_path / "training-runs").mkdir()
+    header = "Model,SeqLen (T),# GPUs,GPU,Precision,Sharding Strategy"
+    (tmp_path / "training-runs" / "llm_foundry.csv").write_text(
+        f"{header},MicroBatchSize,GradAccum,Throughput (T/s/GPU),Activation Checkpointing\n{cells},4,1,9000,True\n"
+    )
+    ((run,), refused) = read_runs(tmp_path, "llm-foundry")
+    assert not refused and (run.typed.framework, run.typed.reshard) == (framework, reshard)
+
+
 def test_the_one_node_times_are_composed(data_dir):
     """What the notes of this set claim: with all else equal, they are linear in the number of microbatches."""
     runs, _ = read_runs(data_dir, "vtrain-single")

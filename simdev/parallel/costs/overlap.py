@@ -3,9 +3,9 @@
 *Kernels* that run beside a collective take longer: its kernels occupy multiprocessors and memory bandwidth. A factor
 says by how much. Lee et al. 2025 (arXiv 2507.03114, abstract) measured GPT and Llama training on four A100, H100, MI210
 and MI250: computation slows down by 18.9 % on average and 40 % at most while it overlaps with communication. This mean
-over GPUs, models and precisions is the ``slowdown`` of the frameworks in :mod:`simdev.parallel.framework`. Those with
-factors or host times that were fitted to whole training runs have none, as their figures contain it already
-(``llm-foundry``, ``torchtitan``, ``megatron``).
+over GPUs, models and precisions is the ``slowdown`` of the frameworks in :mod:`simdev.parallel.framework`. Only
+``megatron`` has none: its host times were fitted to whole training runs and contain it already. A kernel pays for the
+time that it really runs beside a collective, so a job without such traffic pays nothing, whatever its framework.
 
 *An adapter* to the network serves all communicators of its rank. One communicator runs its collectives one after
 another, but those of several, and sends between stages, may want more than an adapter has. Each of them then runs

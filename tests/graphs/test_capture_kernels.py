@@ -4,6 +4,7 @@ them. Small steps, with kernels counted by hand."""
 import numpy as np
 import pytest
 
+from simdev.errors import Unsupported
 from simdev.graphs.capture import capture
 from simdev.graphs.workload import InferenceStep, TrainingStep
 from simdev.report.describe import graph_text, summarise_graph
@@ -225,3 +226,45 @@ def test_bytes_are_near_those_that_the_inductor_counts():
     torch.compiler.reset()
     before, after = ((g.op_bytes_read + g.op_bytes_written).sum() for g in (eager, graph))
     assert counted and abs(after / sum(counted) - 1) < 0.15 < before / sum(counted) - 1
+
+
+def test_attention_over_packed_texts_has_the_products_of_their_own_lengths():
+    """PyTorch's formula takes each text to be as long as the longest if the ends are fake: 2.3 times these FLOPs."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    class Packed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.projections = nn.Linear(8, 3 * 64, dtype=half)
+
+        def forward(self, x, lengths):
+            ends = functional.pad(lengths.cumsum(0), (1, 0)).int()
+            q, k, v = self.projections(x).view(-1, 3, 2, 32).unbind(1)
+            return varlen_attn(q, k, v, ends, ends, 13, 13).flatten(1)
+
+    lengths = (7, 13, 4, 8)
+    inputs = torch.randn(sum(lengths), 8, dtype=half), torch.tensor(lengths)
+    model = Packed()
+    step = TrainingStep(model, inputs, lambda model, *inputs: model(*inputs).sum(), torch.optim.SGD(model.parameters()))
+    graph = capture(step, "packed")
+    flops = {graph.kinds[kind]: int(flops) for kind, flops in zip(graph.op_kind, graph.op_flops, strict=True)}
+    one = 4 * 64 * sum(length**2 for length in lengths)  # two products in the forward pass, five in the backward pass
+    assert flops["_varlen_attn"] == one and flops["_varlen_attn_backward"] == 5 * one // 2
+    assert graph.meta["flops"] == graph.op_flops.sum()
+
+
+def test_ends_of_packed_texts_that_nobody_knows_are_refused():
+    from torch.nn.attention.varlen import varlen_attn
+
+    class Guessed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.projections, self.length = nn.Linear(8, 3 * 64, dtype=half), nn.Linear(8, 1, dtype=half)
+
+        def forward(self, x):
+            ends = functional.pad(self.length(x[:4]).exp().flatten().int().cumsum(0), (1, 0)).int()
+            q, k, v = self.projections(x).view(-1, 3, 2, 32).unbind(1)
+            return varlen_attn(q, k, v, ends, ends, 13, 13).flatten(1)
+
+    with pytest.raises(Unsupported, match="ends from values that are not known"):
+        capture(InferenceStep(Guessed(), (torch.randn(32, 8, dtype=half),)), "guessed")

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from simdev.errors import InvalidInput, Unsupported
-from simdev.graphs.capture.trace import FORMULAS, plain_tensors
+from simdev.graphs.capture.trace import FORMULAS, known_lengths, plain_tensors
 
 TOLERANCE = 0.01
 REPORT = "this is a fault of simdev, or the step runs code that PyTorch's dispatcher does not see; please report it"
@@ -45,7 +45,8 @@ class _Count(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        return self._counter._count_flops(func._overloadpacket, out, args, kwargs or {})
+        with known_lengths(func, args) as args:
+            return self._counter._count_flops(func._overloadpacket, out, args, kwargs or {})
 
 
 class _NoModules:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from simdev.graphs.capture.rehearse import Answers, asks
-from simdev.graphs.capture.trace import BATCH_NORMS, is_sparse, wraps_tensors, written_arguments
+from simdev.graphs.capture.trace import BATCH_NORMS, KNOWN_VALUES, is_sparse, wraps_tensors, written_arguments
 
 aten = torch.ops.aten
 INDEXED = (aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_)
@@ -48,10 +48,12 @@ class Shadows(TorchDispatchMode):
     def __enter__(self):
         self._exchanges.append(_Exchanges(self))
         self._exchanges[-1].__enter__()
+        KNOWN_VALUES.append(self.of)
         return super().__enter__()
 
     def __exit__(self, *error):
         super().__exit__(*error)
+        KNOWN_VALUES.pop()
         self._exchanges.pop().__exit__(*error)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

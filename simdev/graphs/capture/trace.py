@@ -7,7 +7,10 @@ in-place write to a transient storage starts a new value (a new version of that 
 from __future__ import annotations
 
 import bisect
+import re
 import sys
+from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
@@ -16,7 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import flop_counter
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
 
 from simdev.errors import Unsupported
 from simdev.graphs.capture.attention import running_kind
@@ -660,6 +663,9 @@ def _convolution_backward_flops(*args, out_val=None, **kwargs) -> int:
     return flop_counter.flop_registry[torch.ops.aten.convolution_backward](*args, **kwargs, out_val=out_val)
 
 
+KNOWN_VALUES: list[Callable[[torch.Tensor], torch.Tensor | None]] = []  # of fake tensors; the innermost last
+PACKED_ATTENTION = re.compile("_?(flash_attention|efficient_attention|varlen_attn)")
+WHOLE = (torch.int32, torch.int64)
 FORMULAS = {  # in place of PyTorch's, or where PyTorch has none
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
@@ -684,7 +690,29 @@ for _formula in FORMULAS.values():
 def product_flops(func, args, kwargs, out) -> int:
     """FLOPs of a matrix product, a convolution or an attention, by PyTorch's formulas; 0 for any other op."""
     count = FORMULAS.get(func._overloadpacket) or flop_counter.flop_registry.get(func._overloadpacket)
-    return 0 if count is None else int(count(*args, **kwargs, out_val=out))
+    if count is None:
+        return 0
+    with known_lengths(func, args) as args:
+        return int(count(*args, **kwargs, out_val=out))
+
+
+@contextmanager
+def known_lengths(func, args):
+    """Yields the arguments of an op, with the ends of packed sequences as real tensors: PyTorch's formulas for an
+    attention over them take every sequence to be as long as the longest if the ends are fake. Raises
+    :class:`Unsupported` if what knows values does not know the ends."""
+    if not KNOWN_VALUES or not PACKED_ATTENTION.match(func._opname):
+        yield args
+        return
+    ends = [isinstance(item, FakeTensor) and item.dim() == 1 and item.dtype in WHOLE for item in args]
+    real = [KNOWN_VALUES[-1](item) if is_end else item for item, is_end in zip(args, ends, strict=True)]
+    if any(is_end and value is None for value, is_end in zip(real, ends, strict=True)):
+        raise Unsupported(
+            "an attention over packed sequences reads their ends from values that are not known; compute them from "
+            "an input of the step"
+        )
+    with _disable_current_modes():  # the formula computes with the ends
+        yield real
 
 
 def has_formula(func) -> bool:

@@ -536,6 +536,79 @@ def test_conditions_that_a_configuration_asks_for():
     assert diffusion_inputs(Clips(), 2)["sample"].shape == (2, 3, 34, 128, 128)
 
 
+def test_patches_and_frames_that_a_configuration_or_an_argument_asks_for():
+    import torch
+
+    from simdev.graphs.capture.diffusion_inputs import diffusion_inputs
+
+    class Rows(torch.nn.Module):
+        config = {"in_channels": 4, "patch_size": (1, 2, 2)}
+
+        def forward(self, hidden_states, shape_list=None):
+            return hidden_states
+
+    class Video3D(torch.nn.Module):
+        config = {"in_channels": 4, "chunk_partition": (1, 3, 2)}
+
+        def forward(self, hidden_states, chunk_partition):
+            return hidden_states
+
+    made = diffusion_inputs(Rows(), 2)
+    assert made["hidden_states"].shape == (2, 256, 4, 1, 2, 2) and made["shape_list"] == [[(1, 16, 16)]] * 2
+    made = diffusion_inputs(Video3D(), 1)
+    assert made["hidden_states"].shape == (1, 4, 6, 32, 32) and made["chunk_partition"] == (1, 3, 2)
+
+
+def test_a_spectrogram_has_the_shape_that_a_model_takes():
+    """The configurations say little: which axis comes first, and how many bins are stacked, show when a model runs."""
+    import torch
+    import transformers
+
+    from simdev.graphs.capture.packages import _hf_inputs
+
+    class Listens(torch.nn.Module):
+        main_input_name, axis = "input_features", 1
+
+        def __init__(self, width):
+            super().__init__()
+            self.first = torch.nn.Linear(width, 4)
+
+    class BinsFirst(Listens):
+        def forward(self, input_features):
+            return self.first(input_features.mT)
+
+    class FramesFirst(Listens):
+        def forward(self, input_features, input_features_mask):
+            return self.first(input_features) * input_features_mask[..., None]
+
+    def shapes(model, **fields):
+        made = _hf_inputs(model, transformers.PretrainedConfig(**fields), 2, None)
+        return {name: tuple(tensor.shape) for name, tensor in made.items()}
+
+    masked = {"input_features_mask": (2, 1000)}
+    assert shapes(BinsFirst(80)) == {"input_features": (2, 80, 1000)}
+    assert shapes(BinsFirst(20), num_mel_bins=20) == {"input_features": (2, 20, 1000)}
+    assert shapes(FramesFirst(20), num_mel_bins=20) == {"input_features": (2, 1000, 20)} | masked
+    inside = transformers.WhisperConfig(num_mel_bins=24)
+    assert shapes(FramesFirst(24), audio_config=inside) == {"input_features": (2, 1000, 24)} | masked
+    assert shapes(FramesFirst(60), num_mel_bins=20) == {"input_features": (2, 1000, 60)} | masked, "three are stacked"
+
+
+def test_the_smaller_model_that_a_refusal_names_has_each_kind_of_layer():
+    """The fourth layer is the first of its kind; words and experts are the larger part of the model."""
+    pytest.importorskip("transformers")
+    from simdev.graphs.capture.packages import smaller_model
+
+    def smaller(fields, most_bytes=2 << 30):
+        target = "transformers:Qwen3NextForCausalLM"
+        found = smaller_model(f"{target}[{fields}]", most_bytes)
+        return found and found.removeprefix(f"{target}[{fields},")
+
+    assert smaller("moe_intermediate_size=128") == "num_hidden_layers=4,vocab_size=8000,num_experts=32]"
+    assert smaller("num_hidden_layers=5,num_experts=4").startswith("vocab_size=8000")
+    assert smaller("num_hidden_layers=5", 1) is None
+
+
 def test_an_argument_that_a_model_uses_without_being_given_it_is_named():
     import torch
 

@@ -30,6 +30,7 @@ update. If a step depends on the values of large tensors, its forward pass runs 
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
@@ -156,8 +157,8 @@ def capture_package(
     target: str, *, name: str | None = None, allow_empty: bool = False, unroll: bool = False, **choices
 ) -> ComputationGraph:
     """Capture a model of an installed package by its id, such as ``timm:resnet50``; ``choices`` are those of
-    :func:`simdev.graphs.capture.packages.package_step`. A model of diffusers that uses arguments which it may be called
-    without is captured again with them."""
+    :func:`simdev.graphs.capture.packages.package_step`. A model that uses arguments which it may be called without is
+    captured again with them."""
     need_torch()
     from simdev.graphs.capture.build import BuildFailed
     from simdev.graphs.capture.packages import (
@@ -167,23 +168,27 @@ def capture_package(
         keys_read,
         needed_arguments,
         package_step,
+        smaller_model,
         unset_fields,
         whole_layers,
         with_field,
     )
+    from simdev.graphs.capture.run import MOST_REAL_BYTES
 
     build, own_name, meta = package_step(target, **choices)
     try:
         graph = _captured(build, name or own_name, meta, target, None, allow_empty)
     except InvalidInput as error:
         tried = choices.get("optional", ())
-        needed = [item for item in needed_arguments(error) if item not in tried and target.startswith("diffusers")]
+        needed = [item for item in needed_arguments(error) if item not in tried]
         if needed and not choices.get("inputs"):
             choices = {**choices, "optional": (*tried, *needed)}
             return capture_package(target, name=name, allow_empty=allow_empty, unroll=unroll, **choices)
-        if "smaller model" in error.message and target.startswith("transformers") and "layers=" not in target:
-            fewer = f"{error.message}, such as {with_field(target, 'num_hidden_layers', '2')}"
-            raise InvalidInput(fewer, source=error.source, field=error.field) from error
+        if "smaller model" in error.message and target.startswith("transformers"):
+            fewer = smaller_model(target, MOST_REAL_BYTES)
+            message = error.message.replace("use torch.where or fixed sizes there, or ", "")  # in the package's code
+            message += f", such as {fewer}" if fewer else ""
+            raise InvalidInput(message, source=error.source, field=error.field) from error
         cause = cause_of(error)
         if keys := keys_read(cause):
             raise InvalidInput(f"{error.message}{keys}", source=error.source, field=error.field) from error
@@ -197,9 +202,9 @@ def capture_package(
         if "--" in error.message and not unset:
             raise
         if unset:
-            for field in unset:
-                target = with_field(target, field)
-            remedy = f"its configuration leaves {', '.join(unset)} open: capture {target}"
+            whole = functools.reduce(with_field, unset, target)
+            named = ", ".join(unset) if len(unset) < 4 else f"{len(unset)} fields"
+            remedy = f"its configuration leaves {named} open: capture {whole}"
         elif isinstance(error.__cause__, BuildFailed) and target.startswith(("transformers", "diffusers")):
             remedy = f"give other fields of its configuration in brackets{fields}"
         else:

@@ -106,7 +106,9 @@ def _latent(model, config, takes, batch: int) -> tuple[int, ...]:
         return batch, channels, height, width
     # autoencoders of videos compress all frames but the first by 4 or 8; those that work on clips join two of them
     whole = 2 * config["clip_length"] if config.get("clip_length") else 9
-    frames = whole if solid and encodes else config.get("sample_frames") or FRAMES
+    pieces = sum(config.get("chunk_partition") or ())
+    clip = config.get("sample_frames") or config.get("video_length") or pieces or FRAMES
+    frames = whole if solid and encodes else clip
     if _frames_first(model):
         return batch, frames, channels, height, width
     return batch, channels, frames, height, width
@@ -121,10 +123,17 @@ def _frames_first(model) -> bool:
     return False
 
 
+def _grid(config) -> list[int]:
+    """How many patches a latent image has in each direction: frames, rows and columns."""
+    return [extent // step for extent, step in zip((1, SIDE, SIDE), config["patch_size"], strict=True)]
+
+
 def _as_patches(model, config, takes, latent: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of the sample: patches in a row where the first layer takes them so, else the latent's."""
+    """The shape of the sample: patches in a row where the model takes them so, else the latent's."""
     import torch
 
+    if "shape_list" in takes:
+        return latent[0], math.prod(_grid(config)), latent[1], *config["patch_size"]
     first = next(
         (getattr(model, name) for name in ("x_embedder", "img_in", "proj_in") if hasattr(model, name)),
         None,
@@ -161,6 +170,10 @@ def _conditions(model, config, takes, latent: tuple[int, ...]) -> dict:
             inputs[name] = torch.zeros(count, axes)
     if "img_shapes" in takes:
         inputs["img_shapes"] = [[(1, SIDE, SIDE)]] * batch
+    if "shape_list" in takes:  # of the patches of an image
+        inputs["shape_list"] = [[tuple(_grid(config))]] * batch
+    # a field of the configuration, which a call may change
+    inputs |= {name: config[name] for name, item in takes.items() if item.default is item.empty and name in config}
     if {"num_frames", "height", "width"} <= takes.keys():
         inputs |= {"num_frames": FRAMES, "height": SIDE, "width": SIDE}
     return inputs

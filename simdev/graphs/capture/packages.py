@@ -31,6 +31,7 @@ PACKAGES = ("timm", "torchvision", "transformers", "diffusers")
 MODES = ("train", "inference", "prefill", "decode")
 A_LOOP_OVER_TOKENS = re.compile(r"for \w+ in range\((seq_?len\w*|sequence_length|hidden_states\.shape\[1\])\)")
 CHOICES = 2  # of a question
+DEPTHS = ("num_hidden_layers", "num_layers", "depth")  # fields for the number of layers
 GIVE = "give a function that returns the inputs and labels of the model by --inputs FILE.py:FUNCTION"
 _TARGET = re.compile(r"(?P<package>\w+):(?P<model>[\w./-]+)(\[(?P<fields>.*)\])?")
 
@@ -58,7 +59,8 @@ def package_step(
     ``prefill`` (forward that fills the key-value cache) and ``decode`` (one token after ``length`` cached ones).
     ``batch`` and ``length`` (tokens) default to what the modality usually has. ``inputs`` is ``FILE.py:FUNCTION``, a
     function that takes the model and returns what it is called with: named tensors in a dictionary, or a tuple.
-    ``optional`` are arguments with a default that a model of diffusers gets all the same, if there is a rule for them.
+    ``optional`` are arguments with a default that a model of transformers or diffusers gets all the same, if there is a
+    rule for them.
     Raises :class:`InvalidInput` for an id, a field or a mode that does not exist, :class:`Unsupported` if the package
     is not installed.
     """
@@ -74,8 +76,9 @@ def package_step(
         if importlib.util.find_spec(needed) is None:
             raise Unsupported(f"{target} needs the package {needed}: pip install {needed}")
     define_missing_operators()
-    diffusers = functools.partial(_diffusers, optional=optional)
-    make = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers, "diffusers": diffusers}[package]
+    make = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers, "diffusers": _diffusers}[package]
+    if package in ("transformers", "diffusers"):
+        make = functools.partial(make, optional=optional)
     given = _given(inputs, target, mode, batch, length) if inputs else None
     build = make(target, model, _fields(match["fields"], target), mode, batch, length, given)
     changed = "".join(f"-{value}" for value in (mode if mode != "train" else None, match["fields"]) if value)
@@ -159,6 +162,45 @@ def unset_fields(target: str, error: BaseException) -> list[str]:
     return found
 
 
+def smaller_model(target: str, most_bytes: int) -> str | None:
+    """The id of a model of transformers with parameters of at most ``most_bytes``: with the first layers, of which
+    there is one of each kind, then with fewer words, fewer experts, narrower layers and shallower other parts. None
+    without such fields."""
+    import torch
+    import transformers
+
+    match = _TARGET.fullmatch(target)
+    assert match is not None
+    given = _fields(match["fields"], target)
+    whole = getattr(transformers, match["model"]).config_class()
+    config = text_config(whole)
+    others = {key: part for key, part in vars(whole).items() if hasattr(part, "model_type") and part is not config}
+    depths = {f"{key}.{name}": 2 for key, part in others.items() for name in DEPTHS if name in vars(part)}
+    sizes = {key: value for key, value in vars(config).items() if isinstance(value, int) and key not in given}
+    kinds = [value for key, value in vars(config).items() if key.endswith("layer_types") and isinstance(value, list)]
+    layers = max([2, *(1 + max(map(of.index, of)) for of in kinds if of)])
+    narrower = [key for key in sizes if key in ("hidden_size", "intermediate_size", "moe_intermediate_size")]
+    steps = [
+        {"num_hidden_layers": layers},
+        {"vocab_size": 8000} | ({"pad_token_id": 0} if (sizes.get("pad_token_id") or 0) >= 8000 else {}),
+        {key: 32 for key in sizes if re.fullmatch(r"(\w+_)?experts", key)},
+        {key: sizes[key] // 4 for key in narrower},
+        depths,
+    ]
+    for step in steps:
+        for key, value in step.items():
+            if key not in given and value < sizes.get(key, value + 1):
+                target = with_field(target, key, str(value))
+        try:
+            with torch.device("meta"):
+                model = package_step(target)[0]().model
+        except Exception:  # the next fields may make it whole
+            continue
+        if sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()) <= most_bytes:
+            return target
+    return None
+
+
 def cause_of(error: BaseException) -> BaseException:
     """The error that an error goes back to."""
     while error.__cause__ is not None:
@@ -192,9 +234,15 @@ def _unset(target: str, error: BaseException) -> list[str]:
         codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
         code = [code for code in codes if code.co_filename.startswith(inside)][-1:]
         named += [name for one in code for name in (*one.co_names, *one.co_consts) if isinstance(name, str)]
-    parts = config, text_config(config)
+    inner = {f"{key}.": part for key, part in vars(config).items() if hasattr(part, "model_type") and key in named}
     usual = {*given, *vars(transformers.PreTrainedConfig()), "torch_dtype"}  # may stay open in any configuration
-    unset = [name for name in named if any(getattr(part, name, 0) is None for part in parts) and name not in usual]
+    unset = []
+    for name in named:
+        if name not in usual and any(getattr(part, name, 0) is None for part in (config, text_config(config))):
+            unset.append(name)
+        elif name not in usual:
+            found = [before + name for before, part in inner.items() if getattr(part, name, 0) is None]
+            unset += [field for field in found if field not in given]
     return list(dict.fromkeys(unset))
 
 
@@ -464,7 +512,7 @@ def _has_forward(name: str) -> bool:
     return hasattr(found, "config_class") and found.forward is not torch.nn.Module.forward
 
 
-def _transformers(target, name, fields, mode, batch, length, given):
+def _transformers(target, name, fields, mode, batch, length, given, optional=()):
     import transformers
 
     cls = getattr(transformers, name, None)
@@ -501,7 +549,7 @@ def _transformers(target, name, fields, mode, batch, length, given):
         model = cls(config)
         if given:
             return given(model)
-        inputs = _hf_inputs(model, config, batch, length)
+        inputs = _hf_inputs(model, config, batch, length, optional)
         _check_complete(model, inputs, target)
         if mode in ("prefill", "decode"):
             return _generation(model.eval(), inputs["input_ids"], mode, target)
@@ -563,8 +611,9 @@ def made_up_inputs(model, batch: int, length: int | None) -> dict:
     return inputs | _hf_labels(model, model.config, inputs)
 
 
-def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
-    """The arguments that a model's forward needs, by its main input and its configuration."""
+def _hf_inputs(model, config, batch: int | None, length: int | None, optional: Collection[str] = ()) -> dict:
+    """The arguments that a model's forward needs, by its main input and its configuration, and its ``optional`` ones
+    for which there is a rule."""
     import torch
 
     own = text_config(config)
@@ -579,7 +628,7 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
     if model.main_input_name == "past_values":
         return _series(config, takes, batch or 32)
     main = model.main_input_name if isinstance(model.main_input_name, str) else ""
-    named = {name for name, item in takes.items() if item.default is item.empty} | {main}
+    named = {name for name, item in takes.items() if item.default is item.empty} | {main, *optional}
     inputs = {}
     marked = hasattr(config, "image_token_id") and model.main_input_name == "input_ids"
     if "pixel_values" in named or ("pixel_values" in takes and "input_ids" in takes and not marked):
@@ -590,12 +639,8 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
         inputs["pixel_values_videos"] = torch.randn(
             count if several else batch or 1, frames, *_image_shape(model, config)
         )
-    if "input_features" in named:
-        bins = getattr(config, "num_mel_bins", None) or getattr(config, "feature_size", 80)
-        frames = min(2 * getattr(config, "max_source_positions", 500), 3000)
-        widths = ("input_feat_per_channel", "feature_projection_input_dim")  # of models whose frames come first
-        width = next((getattr(config, name) for name in widths if hasattr(config, name)), None)
-        inputs["input_features"] = torch.randn(count, *((frames, width) if width else (bins, frames)))
+    spectrograms = _spectrograms(model, config, named, count) if "input_features" in named else [{}]
+    inputs |= spectrograms[0]
     if "input_values" in named:
         inputs["input_values"] = torch.randn(count, *_sound_shape(config))
     if "input_ids" in takes and ("input_ids" in named or main in ("pixel_values", "inputs")):
@@ -620,7 +665,32 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
     if "bool_masked_pos" in takes and "Masked" in type(model).__name__:
         side = config.image_size // config.patch_size
         inputs["bool_masked_pos"] = torch.zeros(count, side * side, dtype=torch.bool)
-    return documented(model, config.to_dict(), {"batch": count}, {}) | inputs
+    inputs = documented(model, config.to_dict(), {"batch": count}, {}) | inputs
+    if len(spectrograms) > 1 and not _ops_of(model, inputs):
+        inputs |= next((other for other in spectrograms[1:] if _ops_of(model, inputs | other)), {})
+    return inputs
+
+
+def _spectrograms(model, config, named: Collection[str], count: int) -> list[dict]:
+    """Spectrograms, and their mask if it is among the ``named`` arguments, in each shape that the model may take, the
+    likeliest first: models differ in whether bins or frames come first, and in the part of their configuration that
+    knows how many bins there are, if any; bins that are stacked are as many as the first layer reads."""
+    import torch
+
+    parts = (config, *(part for part in vars(config).values() if hasattr(part, "model_type")))
+    frames_first = ("input_feat_per_channel", "feature_projection_input_dim")
+    names = (*frames_first, "num_mel_bins", "feature_size", "input_dim", "input_size")
+    known = [(name, getattr(part, name)) for part in parts for name in names if hasattr(part, name)]
+    read = (getattr(module, name, None) for module in model.modules() for name in ("in_features", "in_channels"))
+    first = next((size for size in read if isinstance(size, int) and size > 1), 80)
+    bins = dict.fromkeys((*(size for _, size in known if isinstance(size, int)), 80, 128, first))
+    frames = min(2 * getattr(config, "max_source_positions", 500), 3000)
+    shapes = [shape for size in bins for shape in ((size, frames), (frames, size))]
+    if known and known[0][0] in frames_first:
+        shapes[:2] = shapes[1::-1]
+    masks = {"attention_mask", "input_features_mask"} & set(named)
+    mask = {name: torch.ones(count, frames, dtype=torch.int64) for name in masks}
+    return [{"input_features": torch.randn(count, *shape), **mask} for shape in shapes]
 
 
 def _by_token(model, config) -> bool:

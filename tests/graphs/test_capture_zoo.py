@@ -594,6 +594,31 @@ def test_a_spectrogram_has_the_shape_that_a_model_takes():
     assert shapes(FramesFirst(60), num_mel_bins=20) == {"input_features": (2, 1000, 60)} | masked, "three are stacked"
 
 
+def test_arguments_that_a_model_asks_for_are_made_by_their_documentation():
+    """A decision transformer may be called without any argument; another model names the one that it wants."""
+    pytest.importorskip("transformers")
+    import torch
+
+    from simdev.graphs.capture import capture_package
+    from simdev.graphs.capture.packages import NeedsArguments, _call
+
+    graph = capture_package("transformers:DecisionTransformerModel[n_layer=1,hidden_size=16]", batch=2)
+    assert set(graph.meta["optional_inputs"]) == {"actions", "returns_to_go", "timesteps"}
+    assert {f"input.0.{name}" for name in ("states", "actions", "returns_to_go")} <= set(graph.op_names)
+
+    class Model(torch.nn.Module):
+        def forward(self, x, waves=None, spectrum=None):
+            if waves is None and spectrum is None:
+                raise ValueError("give either waves or spectrum")
+            raise ValueError("waves of 3 channels")
+
+    with pytest.raises(NeedsArguments, match="may need waves,") as caught:
+        _call(Model(), {"x": 1})
+    assert caught.value.names == ("waves",)
+    with pytest.raises(ValueError, match="waves of 3 channels"):
+        _call(Model(), {"x": 1, "waves": 2})
+
+
 def test_the_smaller_model_that_a_refusal_names_has_each_kind_of_layer():
     """The fourth layer is the first of its kind; words and experts are the larger part of the model."""
     pytest.importorskip("transformers")

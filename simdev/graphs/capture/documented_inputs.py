@@ -10,7 +10,7 @@ import ast
 import inspect
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 TOKENS = 77  # of a text, or another sequence
@@ -18,17 +18,20 @@ ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.m
 _DOCUMENTED = re.compile(r"^ *(\w+) \( ?`([\w.]+)`.*?`\(([^`]+)\)`", re.MULTILINE)
 
 
-def documented(model, fields: dict, lengths: Mapping[str, int], inputs: Mapping[str, Any]) -> dict:
-    """Floating-point arguments of the model's forward that have other sizes in ``inputs`` than its documentation says,
-    and those without a default that are not there. ``lengths`` are sizes by a word of the axis."""
+def documented(
+    model, fields: dict, lengths: Mapping[str, int], inputs: Mapping[str, Any], named: Collection[str] = ()
+) -> dict:
+    """Arguments of the model's forward that its documentation gives a shape: floating-point ones that have other sizes
+    in ``inputs``, those without a default that are not there, and those that are ``named``, whole numbers as zeros and
+    masks as ones. ``lengths`` are sizes by a word of the axis."""
     import torch
 
     takes, found = inspect.signature(model.forward).parameters, {}
     for name, kind, axes in _shapes(model):
-        made = inputs.get(name)
+        made, asked = inputs.get(name), name in named
         sizes = [_evaluated(axis, fields) for axis in axes]
-        wanted = made is not None or (name in takes and takes[name].default is inspect.Parameter.empty)
-        if not wanted or not any(sizes) or "Tensor" not in kind or "Long" in kind:
+        wanted = asked or made is not None or (name in takes and takes[name].default is inspect.Parameter.empty)
+        if not wanted or "Tensor" not in kind or not (asked or (any(sizes) and "Long" not in kind)):
             continue
         if made is None or made.dim() != len(axes):
             usual = [_usual(axis, lengths) for axis in axes]
@@ -38,7 +41,10 @@ def documented(model, fields: dict, lengths: Mapping[str, int], inputs: Mapping[
             continue
         sizes = [size or other for size, other in zip(sizes, usual, strict=True)]
         if all(sizes) and (made is None or sizes != list(made.shape)):
-            found[name] = torch.randn(sizes)
+            if name.endswith("mask"):
+                found[name] = torch.ones(sizes, dtype=torch.int64)
+            else:
+                found[name] = torch.zeros(sizes, dtype=torch.int64) if "Long" in kind else torch.randn(sizes)
     return found
 
 

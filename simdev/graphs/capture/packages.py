@@ -364,6 +364,15 @@ def _call(model, inputs: dict):
             f"running its step failed ({error}): without a loss of its own, capture it with --mode inference, or {GIVE}"
         ) from error
     except ValueError as error:
+        takes = inspect.signature(model.forward).parameters.items()
+        left_out = [name for name, item in takes if item.default is None and name not in inputs]
+        asked = [word for word in re.findall(r"\w+", str(error)) if word in left_out][:1]  # of alternatives
+        if asked:
+            raise NeedsArguments(
+                f"running its step failed ({error}): it may need {with_shape(model, asked[0])}, which simdev does not "
+                f"make up; {GIVE}",
+                asked,
+            ) from error
         if "labels" not in inputs:
             raise
         raise InvalidInput(
@@ -635,14 +644,16 @@ def _hf_inputs(model, config, batch: int | None, length: int | None, optional: C
         inputs["pixel_values"] = torch.randn(count, *_frames(config, takes), *_image_shape(model, config))
     several = "input_values" in named and "pixel_values_videos" in takes  # sounds and the pictures to them
     if "pixel_values_videos" in named or several:
-        frames = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", 8)
+        seen = (getattr(part, name, None) for part in _parts(config) for name in ("num_frames", "frames_per_clip"))
+        frames = next(filter(None, seen), 8)
         inputs["pixel_values_videos"] = torch.randn(
             count if several else batch or 1, frames, *_image_shape(model, config)
         )
-    spectrograms = _spectrograms(model, config, named, count) if "input_features" in named else [{}]
-    inputs |= spectrograms[0]
+    sounds = _spectrograms(model, config, named, count) if "input_features" in named else [{}]
     if "input_values" in named:
-        inputs["input_values"] = torch.randn(count, *_sound_shape(config))
+        waves = dict.fromkeys((_sound_shape(config), (1, 16_000), (16_000,)))
+        sounds = [sound | {"input_values": torch.randn(count, *shape)} for sound in sounds for shape in waves]
+    inputs |= sounds[0]
     if "input_ids" in takes and ("input_ids" in named or main in ("pixel_values", "inputs")):
         text = getattr(config, "text_config", None)
         most = getattr(text, "max_position_embeddings", tokens) or tokens
@@ -665,10 +676,16 @@ def _hf_inputs(model, config, batch: int | None, length: int | None, optional: C
     if "bool_masked_pos" in takes and "Masked" in type(model).__name__:
         side = config.image_size // config.patch_size
         inputs["bool_masked_pos"] = torch.zeros(count, side * side, dtype=torch.bool)
-    inputs = documented(model, config.to_dict(), {"batch": count}, {}) | inputs
-    if len(spectrograms) > 1 and not _ops_of(model, inputs):
-        inputs |= next((other for other in spectrograms[1:] if _ops_of(model, inputs | other)), {})
+    asked = named - {*inputs, "inputs"}  # which is another name for one of them
+    inputs = documented(model, config.to_dict(), {"batch": count}, {}, asked) | inputs
+    if len(sounds) > 1 and not _ops_of(model, inputs):
+        inputs |= next((other for other in sounds[1:] if _ops_of(model, inputs | other)), {})
     return inputs
+
+
+def _parts(config) -> list:
+    """A configuration and those inside it."""
+    return [config, *(part for part in vars(config).values() if hasattr(part, "model_type"))]
 
 
 def _spectrograms(model, config, named: Collection[str], count: int) -> list[dict]:
@@ -677,10 +694,9 @@ def _spectrograms(model, config, named: Collection[str], count: int) -> list[dic
     knows how many bins there are, if any; bins that are stacked are as many as the first layer reads."""
     import torch
 
-    parts = (config, *(part for part in vars(config).values() if hasattr(part, "model_type")))
     frames_first = ("input_feat_per_channel", "feature_projection_input_dim")
     names = (*frames_first, "num_mel_bins", "feature_size", "input_dim", "input_size")
-    known = [(name, getattr(part, name)) for part in parts for name in names if hasattr(part, name)]
+    known = [(name, getattr(part, name)) for part in _parts(config) for name in names if hasattr(part, name)]
     read = (getattr(module, name, None) for module in model.modules() for name in ("in_features", "in_channels"))
     first = next((size for size in read if isinstance(size, int) and size > 1), 80)
     bins = dict.fromkeys((*(size for _, size in known if isinstance(size, int)), 80, 128, first))
@@ -860,8 +876,7 @@ def _in_documented_shape(model, name: str, ids, sizes: dict):
 
 def _sizes(config, rows: int, tokens: int) -> dict:
     """What the axes of documented shapes are called: fields of a configuration and of its parts, and lengths."""
-    parts = [part for part in vars(config).values() if hasattr(part, "model_type")]
-    fields = {key: value for part in (*parts, config) for key, value in part.to_dict().items()}
+    fields = {key: value for part in (*_parts(config)[1:], config) for key, value in part.to_dict().items()}
     return fields | {"batch_size": rows, "sequence_length": tokens}
 
 

@@ -1496,3 +1496,34 @@ def old_weights_in_the_state():
         optimizer.zero_grad()
 
     return CustomStep(model, (x(), y()), run)
+
+
+class Rooted(torch.optim.Optimizer):
+    """Gradients times the inverse root of their second moment, which is iterated until it is near enough: once for each
+    matrix, as often as its values ask for."""
+
+    def __init__(self, parameters, lr=0.01, near=1e-4):
+        super().__init__(parameters, {"lr": lr, "near": near})
+
+    @torch.no_grad()
+    def step(self):
+        group = self.param_groups[0]
+        for parameter in group["params"]:
+            if parameter.dim() < 2:
+                parameter.sub_(parameter.grad, alpha=group["lr"])
+                continue
+            moment = self.state[parameter].setdefault("moment", torch.zeros(len(parameter), len(parameter)))
+            moment.add_(parameter.grad @ parameter.grad.T)
+            one = torch.eye(len(parameter))
+            rest, root = moment / moment.norm() + 0.01 * one, one
+            for _ in range(60):
+                if (rest - one).abs().max().item() < group["near"]:
+                    break
+                half = (3 * one - rest) / 2
+                rest, root = half @ half @ rest, root @ half
+            parameter.sub_(root @ parameter.grad, alpha=group["lr"])
+
+
+@loop
+def roots_until_they_are_near():
+    return simple(classify, net(100, 80, 60), Rooted, (x(8, 100), y(8, 60)))

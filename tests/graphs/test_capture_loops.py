@@ -22,7 +22,11 @@ line_search_along_the_natural_gradient stops_by_a_divergence input_with_a_gradie
 optimizers_in_hooks_of_a_training_step an_optimizer_inside_another reversible_blocks
 old_weights_in_the_state
 """.split()
-OWN_PRODUCTS = ("muon_and_adam", "optimizer_Adafactor")  # products in the update, which is one op of another kind
+OWN_PRODUCTS = (
+    "muon_and_adam",
+    "optimizer_Adafactor",
+    "roots_until_they_are_near",
+)  # products in the update, which is one op of another kind
 GROWING = ("lbfgs",)  # a history of steps, longer after each call
 OTHER_PARAMETERS = {}  # numbers that only an optimizer knows
 
@@ -130,6 +134,17 @@ def test_a_loop_has_the_products_and_updates_of_its_run(name):
         assert graph.meta["optimizer_state_bytes"] == state_bytes
     if name not in OWN_PRODUCTS:
         assert of_products(graph) == pytest.approx(flops, rel=1e-9)
+
+
+def test_numbers_that_steer_an_optimizer_are_true():
+    """The step of the optimizer ends its search by a number that it reads: 60 rounds with a made-up one."""
+    from simdev.graphs.capture.run import run
+
+    make = loops.LOOPS["roots_until_they_are_near"]
+    graph, (flops, *_) = run(make, "roots", {}), counted(make)
+    updates = sum(int(flops) for flops, phase in zip(graph.op_flops, graph.op_phase, strict=True) if phase == 2)
+    products = sum(int(flops) for flops, phase in zip(graph.op_flops, graph.op_phase, strict=True) if phase < 2)
+    assert products + updates == pytest.approx(flops, rel=0.01)
 
 
 def test_the_set_is_as_large_as_it_says():

@@ -128,6 +128,12 @@ def forget_state(tape: Tape, optimizer, homes: dict, alike: dict, given: set) ->
     return forgotten
 
 
+def has_own_rules(optimizer) -> bool:
+    """Whether numbers that follow from values may steer the step of an optimizer. Of PyTorch's own, only that of LBFGS
+    is so, which evaluates a closure."""
+    return not f"{type(optimizer).__module__}.".startswith("torch.optim.")
+
+
 def update(tape: Tape, optimizer, homes: dict, alike: dict) -> None:
     """Step the optimizer under the tape. A parameter of ``alike`` gets the ops of the one that it is like, if their
     gradients are alike, too."""
@@ -149,7 +155,9 @@ def update(tape: Tape, optimizer, homes: dict, alike: dict) -> None:
                 tape.keep(tensor, homes[parameter])
     start = len(tape.ops)
     tape.turn += 1
+    tape.own_rules.append(has_own_rules(optimizer))
     optimizer.step()
+    tape.own_rules.pop()
     if copied:
         order = [(parameter, copied.get(parameter, parameter)) for parameter in values if parameter in gradients]
         _repeat(tape, start, order, homes, values, gradients)

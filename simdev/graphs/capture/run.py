@@ -23,6 +23,7 @@ from simdev.graphs.capture.attention import flash_everywhere
 from simdev.graphs.capture.build import build_fake, build_real, named_tensors, optimizers_of
 from simdev.graphs.capture.optimizers import (
     forget_state,
+    has_own_rules,
     kind_of,
     make_state,
     one_by_one,
@@ -401,6 +402,7 @@ class Loop:
         if self._versions is not None:
             self._versions.start()
         self._tape.updating += 1
+        self._tape.own_rules.append(has_own_rules(optimizer))
         self._tape.turn += 1
         changed = with_closure(args, kwargs, lambda closure: self._evaluate(optimizer, closure))
         self._tape.searching = changed is not None
@@ -412,6 +414,7 @@ class Loop:
             self._shadows.outdate(trained_by(optimizer))
         self._tape.guessed = False
         self._tape.updating -= 1
+        self._tape.own_rules.pop()
         if self._tape.updating:  # what the optimizer around it writes from now on is another update
             self._tape.turn += 1
         self._tape.searching = False

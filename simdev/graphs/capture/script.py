@@ -292,7 +292,7 @@ class Watch:
 
     def _before_step(self, optimizer, args, kwargs):
         if self._fakes is not None:
-            self._fakes.begin_update(with_closure(args, kwargs, lambda closure: closure()) is not None)
+            self._fakes.begin_update(optimizer, with_closure(args, kwargs, lambda closure: closure()) is not None)
         if self.done:
             return None
         self._stepping.append(optimizer)

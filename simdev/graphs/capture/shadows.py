@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from simdev.graphs.capture.rehearse import Answers, asks
-from simdev.graphs.capture.trace import BATCH_NORMS, KNOWN_VALUES, is_sparse, wraps_tensors, written_arguments
+from simdev.graphs.capture.trace import BATCH_NORMS, KNOWN_VALUES, MadeUp, is_sparse, wraps_tensors, written_arguments
 
 aten = torch.ops.aten
 INDEXED = (aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_)
@@ -203,14 +203,20 @@ class Shadows(TorchDispatchMode):
 
 
 class _Exchanges(TorchFunctionMode):
-    """Hears of ``tensor.data = other``, which is no op: a dispatch mode does not."""
+    """Hears of ``tensor.data = other``, which is no op: a dispatch mode does not. Gives the numbers that an optimizer
+    reads, if they are made up, as such."""
 
     def __init__(self, shadows: Shadows):
         super().__init__()
         self._shadows = shadows
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        reads = MadeUp.reads
         out = func(*args, **(kwargs or {}))
+        if MadeUp.reads != reads and func is torch.Tensor.item:
+            return MadeUp(out)
+        if MadeUp.reads != reads and func is torch.Tensor.__float__:  # Python makes a plain number of it
+            MadeUp(out).steers()
         if func == SET_DATA:
             self._shadows.exchange(*args)
         return out

@@ -16,7 +16,7 @@ from functools import cache
 from math import prod
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
@@ -55,6 +55,38 @@ SKIPPED_ARGUMENTS = frozenset({"size", "dtype", "layout", "device", "pin_memory"
 
 class NeedsValues(Unsupported):
     """The step cannot run on fake tensors."""
+
+
+class MadeUp(float):
+    """A number that an optimizer reads on fake tensors, where a real step has one that follows from values. Arithmetic
+    with it is made up, too. A comparison or a whole number, which steers a step, raises :class:`NeedsValues`."""
+
+    __slots__ = ()
+    reads = 0  # how often one took the place of a number
+
+    def steers(self, *_):
+        raise NeedsValues(
+            "an optimizer's own step() compares a number that follows from values, which fake tensors do not have; "
+            "capture a smaller model, which simdev runs for real"
+        )
+
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __bool__ = steers  # type: ignore[assignment]
+    __int__ = __trunc__ = __floor__ = __ceil__ = steers  # type: ignore[assignment]
+    __hash__ = float.__hash__
+
+
+def _still_made_up(name: str):
+    operation = getattr(float, name)
+
+    def compute(self, *others):
+        found = operation(self, *others)
+        return MadeUp(found) if isinstance(found, float) else found
+
+    return compute
+
+
+for _name in "add radd sub rsub mul rmul truediv rtruediv floordiv mod pow rpow neg pos abs round".split():
+    setattr(MadeUp, f"__{_name}__", _still_made_up(f"__{_name}__"))
 
 
 @dataclass(slots=True)
@@ -110,6 +142,7 @@ class Tape(TorchDispatchMode):
         self.values: list[Value] = []
         self.phase, self.recording, self.updating, self.turn = "forward", True, 0, 0
         self.searching = False  # whether the optimizer at work has a closure
+        self.own_rules: list[bool] = []  # of each optimizer at work: whether numbers may steer its step
         self.guessed = False  # whether an optimizer of a loop got a made-up number
         self.repeated = 0  # FLOPs of products that were not run: copies of what ran for a parameter that is alike
         self.keeps_saved = True  # whether a tensor that autograd saved lives until its node has run, read or not
@@ -245,8 +278,7 @@ class Tape(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         asks = func is torch.ops.aten._local_scalar_dense.default and args[0].dtype != torch.bool
         if asks and self._made_up(args[0]):
-            self.guessed = True
-            return 1000.0 if args[0].is_floating_point() else 1000
+            return self._number(args[0])
         if func._opname in TOGETHER or func._opname.startswith("_foreach_"):
             with self:  # the single calls are recorded
                 return one_by_one(func, args, kwargs)
@@ -257,6 +289,19 @@ class Tape(TorchDispatchMode):
         if self.recording:
             self._record(func, args, kwargs, before, out)
         return out
+
+    def _number(self, tensor) -> float:
+        """A made-up number. What another optimizer than PyTorch's own reads, and is no step counter, is taken as it is
+        if it is known; a whole number, which may be a size, has to be known."""
+        if self.own_rules and self.own_rules[-1] and self._key(tensor) not in self._counters:
+            try:
+                return torch.ops.aten._local_scalar_dense.default(tensor)
+            except DataDependentOutputException:
+                if not tensor.is_floating_point():
+                    raise
+            MadeUp.reads += 1  # ``item()`` returns a plain number, whatever this is: who hears of the call asks
+        self.guessed = True
+        return 1000.0 if tensor.is_floating_point() else 1000
 
     def _made_up(self, tensor) -> bool:
         """Whether an optimizer's own step, where a number decides no shape, asks for a number that is made up: a step

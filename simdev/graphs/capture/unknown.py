@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from simdev.errors import Unsupported
-from simdev.graphs.capture.optimizers import trained_by
+from simdev.graphs.capture.optimizers import has_own_rules, trained_by
 from simdev.graphs.capture.rehearse import INSIDE
 from simdev.graphs.capture.rewrites import fake_construction
 from simdev.graphs.capture.shadows import MOST_DRAWN, Shadows
@@ -90,9 +90,10 @@ class Fakes:
     def __exit__(self, *error):
         return self._stack.__exit__(*error)
 
-    def begin_update(self, closure: bool) -> None:
+    def begin_update(self, optimizer, closure: bool) -> None:
         """An optimizer begins its step, which is a search if it has a closure."""
         self.quiet.updating += 1
+        self.quiet.own_rules.append(has_own_rules(optimizer))
         self.quiet.searching = closure
 
     def end_update(self, optimizer) -> None:
@@ -101,6 +102,7 @@ class Fakes:
             self.shadows.outdate(trained_by(optimizer))
         self.quiet.guessed = False
         self.quiet.updating -= 1
+        self.quiet.own_rules.pop()
 
     def stepping(self) -> bool:
         """Whether an optimizer asks for numbers that steer nothing (step counters)."""

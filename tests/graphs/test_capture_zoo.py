@@ -594,6 +594,31 @@ def test_a_spectrogram_has_the_shape_that_a_model_takes():
     assert shapes(FramesFirst(60), num_mel_bins=20) == {"input_features": (2, 1000, 60)} | masked, "three are stacked"
 
 
+def test_a_model_of_an_encoder_and_a_decoder_has_their_tokens():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.packages import fill_tokens
+
+    parts = transformers.BertConfig(), transformers.BertConfig(is_decoder=True, pad_token_id=3)
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(*parts)
+    fill_tokens(config)
+    assert config.pad_token_id == config.decoder_start_token_id == 3
+
+
+def test_a_library_that_a_model_needs_is_named(monkeypatch):
+    """The sentence of transformers, without the fields that its model reads."""
+    transformers = pytest.importorskip("transformers")
+    from simdev.errors import Unsupported
+    from simdev.graphs.capture import capture_package
+
+    class Lacks(transformers.GPT2Model):
+        def __init__(self, config):
+            raise ImportError("Lacks requires the seen library but it was not found in your environment.")
+
+    monkeypatch.setattr(sys.modules["transformers"], "Lacks", Lacks, raising=False)
+    with pytest.raises(Unsupported, match="transformers:Lacks needs the package seen: pip install seen"):
+        capture_package("transformers:Lacks")
+
+
 def test_arguments_that_a_model_asks_for_are_made_by_their_documentation():
     """A decision transformer may be called without any argument; another model names the one that it wants."""
     pytest.importorskip("transformers")

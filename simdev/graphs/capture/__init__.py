@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -192,6 +193,8 @@ def capture_package(
         cause = cause_of(error)
         if keys := keys_read(cause):
             raise InvalidInput(f"{error.message}{keys}", source=error.source, field=error.field) from error
+        if absent := re.search(r"requires the (\w+) library", str(cause)):
+            raise Unsupported(f"{target} needs the package {absent[1]}: pip install {absent[1]}") from error
         if choices.get("inputs") or "=..." in error.message or "in brackets" in error.message:
             raise
         unset = unset_fields(target, cause)

@@ -550,11 +550,7 @@ def _transformers(target, name, fields, mode, batch, length, given, optional=())
                 raise UnknownName("field", path, vars(part), source=target)
             setattr(own if part is config and hasattr(own, key) and not hasattr(config, key) else part, key, value)
         keep_layers(config, fields)
-        if getattr(own, "pad_token_id", None) is None:
-            own.pad_token_id = config.pad_token_id = 0
-        for part in (config, getattr(config, "decoder", None)) if config.is_encoder_decoder else ():
-            if hasattr(part, "model_type") and getattr(part, "decoder_start_token_id", None) is None:
-                part.decoder_start_token_id = own.pad_token_id
+        fill_tokens(config)
         model = cls(config)
         if given:
             return given(model)
@@ -568,6 +564,19 @@ def _transformers(target, name, fields, mode, batch, length, given, optional=())
         return _training(model, (inputs,), lambda model, inputs: loss_of(_call(model, inputs)))
 
     return build
+
+
+def fill_tokens(config) -> None:
+    """Give a configuration of transformers the tokens for padding and for a decoder's start that it leaves open; those
+    of an encoder and a decoder with configurations of their own lack them."""
+    own = text_config(config)
+    if getattr(own, "pad_token_id", None) is None:
+        own.pad_token_id = config.pad_token_id = 0
+    if getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = own.pad_token_id
+    for part in (config, getattr(config, "decoder", None)) if config.is_encoder_decoder else ():
+        if hasattr(part, "model_type") and getattr(part, "decoder_start_token_id", None) is None:
+            part.decoder_start_token_id = own.pad_token_id
 
 
 def part_of(config, path: str, target: str):

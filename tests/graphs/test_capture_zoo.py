@@ -386,10 +386,11 @@ def test_a_failing_module_names_the_fields_that_it_reads():
     rope = '{"rope_type":"default","rope_theta":10000,"mrope_section":[4,6,6]}'
     assert capture_package(f"{target[:-1]},rope_parameters={rope}]", length=8).meta["flops"] > 0
 
-    target = "transformers:ConvNextBackbone"  # its constructor joins lists, and the default is a tuple
-    with pytest.raises(InvalidInput, match=r"in brackets \(ConvNextBackbone reads hidden_sizes\)"):
-        capture_package(target)
-    assert capture_package(f"{target}[hidden_sizes=[8,8,8,8],depths=[1,1,1,1]]", batch=1).meta["flops"] > 0
+    pytest.importorskip("diffusers")
+    target = "diffusers:Transformer2DModel"  # its norm has 32 groups
+    with pytest.raises(InvalidInput, match=r"in brackets \(Transformer2DModel reads .*norm_num_groups"):
+        capture_package(f"{target}[in_channels=4]")
+    assert capture_package(f"{target}[in_channels=4,norm_num_groups=2]").meta["flops"] > 0
 
 
 def test_a_missing_key_names_all_that_are_read():
@@ -589,6 +590,14 @@ def test_a_spectrogram_has_the_shape_that_a_model_takes():
     assert shapes(BinsFirst(80)) == {"input_features": (2, 80, 1000)}
     assert shapes(BinsFirst(20), num_mel_bins=20) == {"input_features": (2, 20, 1000)}
     assert shapes(FramesFirst(20), num_mel_bins=20) == {"input_features": (2, 1000, 20)} | masked
+
+    class Mel(Listens):
+        main_input_name = "audio_mel"
+
+        def forward(self, audio_mel, audio_mel_mask):
+            return self.first(audio_mel) * audio_mel_mask[..., None].logical_not()
+
+    assert shapes(Mel(128)) == {"audio_mel": (2, 1000, 128), "audio_mel_mask": (2, 1000)}
     inside = transformers.WhisperConfig(num_mel_bins=24)
     assert shapes(FramesFirst(24), audio_config=inside) == {"input_features": (2, 1000, 24)} | masked
     assert shapes(FramesFirst(60), num_mel_bins=20) == {"input_features": (2, 1000, 60)} | masked, "three are stacked"
@@ -602,6 +611,15 @@ def test_a_model_of_an_encoder_and_a_decoder_has_their_tokens():
     config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(*parts)
     fill_tokens(config)
     assert config.pad_token_id == config.decoder_start_token_id == 3
+
+
+def test_the_tuples_of_a_configuration_are_lists_as_in_a_checkpoint():
+    pytest.importorskip("transformers")
+    from simdev.graphs.capture.packages import package_step
+
+    model = package_step("transformers:ConvNextBackbone[hidden_sizes=[4,4,8,8],depths=[1,1,1,1]]")[0]().model
+    assert model.num_features == [4, 4, 4, 8, 8]
+    assert isinstance(package_step("transformers:ConvNextBackbone")[0]().model.config.hidden_sizes, list)
 
 
 def test_a_library_that_a_model_needs_is_named(monkeypatch):

@@ -551,6 +551,7 @@ def _transformers(target, name, fields, mode, batch, length, given, optional=())
             setattr(own if part is config and hasattr(own, key) and not hasattr(config, key) else part, key, value)
         keep_layers(config, fields)
         fill_tokens(config)
+        make_lists(config)
         model = cls(config)
         if given:
             return given(model)
@@ -564,6 +565,15 @@ def _transformers(target, name, fields, mode, batch, length, given, optional=())
         return _training(model, (inputs,), lambda model, inputs: loss_of(_call(model, inputs)))
 
     return build
+
+
+def make_lists(config) -> None:
+    """Turn the tuples of a configuration of transformers, and of those inside it, into lists, as in a checkpoint's:
+    models add them to lists."""
+    for part in _parts(config):
+        for key, value in vars(part).items():
+            if isinstance(value, tuple) and not key.startswith("_"):
+                vars(part)[key] = list(value)
 
 
 def fill_tokens(config) -> None:
@@ -658,10 +668,9 @@ def _hf_inputs(model, config, batch: int | None, length: int | None, optional: C
         inputs["pixel_values_videos"] = torch.randn(
             count if several else batch or 1, frames, *_image_shape(model, config)
         )
-    sounds = _spectrograms(model, config, named, count) if "input_features" in named else [{}]
-    if "input_values" in named:
-        waves = dict.fromkeys((_sound_shape(config), (1, 16_000), (16_000,)))
-        sounds = [sound | {"input_values": torch.randn(count, *shape)} for sound in sounds for shape in waves]
+    if "flattened_patches" in named:  # a row for each patch, after its place
+        inputs["flattened_patches"] = torch.ones(count, 256, _entrance(model) + 2)
+    sounds = _sounds(model, config, named, count)
     inputs |= sounds[0]
     if "input_ids" in takes and ("input_ids" in named or main in ("pixel_values", "inputs")):
         text = getattr(config, "text_config", None)
@@ -697,25 +706,44 @@ def _parts(config) -> list:
     return [config, *(part for part in vars(config).values() if hasattr(part, "model_type"))]
 
 
-def _spectrograms(model, config, named: Collection[str], count: int) -> list[dict]:
-    """Spectrograms, and their mask if it is among the ``named`` arguments, in each shape that the model may take, the
-    likeliest first: models differ in whether bins or frames come first, and in the part of their configuration that
-    knows how many bins there are, if any; bins that are stacked are as many as the first layer reads."""
+def _entrance(model) -> int:
+    """How many numbers the first layer of a model reads for each place."""
+    read = (getattr(module, name, None) for module in model.modules() for name in ("in_features", "in_channels"))
+    return next((size for size in read if isinstance(size, int) and size > 1), 80)
+
+
+def _sounds(model, config, named: Collection[str], count: int) -> list[dict]:
+    """Spectrograms and waves, as far as they are among the ``named`` arguments, in each shape that the model may take,
+    the likeliest first."""
+    import torch
+
+    spectrum = next((name for name in ("input_features", "audio_mel") if name in named), None)
+    sounds = _spectrograms(model, config, spectrum, named, count) if spectrum else [{}]
+    if "input_values" not in named:
+        return sounds
+    waves = dict.fromkeys((_sound_shape(config), (1, 16_000), (16_000,)))
+    return [sound | {"input_values": torch.randn(count, *shape)} for sound in sounds for shape in waves]
+
+
+def _spectrograms(model, config, spectrum: str, named: Collection[str], count: int) -> list[dict]:
+    """Spectrograms under the name ``spectrum``, and their mask if it is among the ``named`` arguments, in each shape:
+    models differ in whether bins or frames come first, and in the part of their configuration that knows how many bins
+    there are, if any; bins that are stacked are as many as the first layer reads."""
     import torch
 
     frames_first = ("input_feat_per_channel", "feature_projection_input_dim")
     names = (*frames_first, "num_mel_bins", "feature_size", "input_dim", "input_size")
     known = [(name, getattr(part, name)) for part in _parts(config) for name in names if hasattr(part, name)]
-    read = (getattr(module, name, None) for module in model.modules() for name in ("in_features", "in_channels"))
-    first = next((size for size in read if isinstance(size, int) and size > 1), 80)
-    bins = dict.fromkeys((*(size for _, size in known if isinstance(size, int)), 80, 128, first))
+    bins = dict.fromkeys((*(size for _, size in known if isinstance(size, int)), 80, 128, _entrance(model)))
     frames = min(2 * getattr(config, "max_source_positions", 500), 3000)
     shapes = [shape for size in bins for shape in ((size, frames), (frames, size))]
     if known and known[0][0] in frames_first:
         shapes[:2] = shapes[1::-1]
-    masks = {"attention_mask", "input_features_mask"} & set(named)
+    masks = {"attention_mask", f"{spectrum}_mask"} & set(named)
     mask = {name: torch.ones(count, frames, dtype=torch.int64) for name in masks}
-    return [{"input_features": torch.randn(count, *shape), **mask} for shape in shapes]
+    if "audio_mel_mask" in mask:  # of what is no sound
+        mask["audio_mel_mask"] = torch.zeros(count, frames, dtype=torch.bool)
+    return [{spectrum: torch.randn(count, *shape), **mask} for shape in shapes]
 
 
 def _by_token(model, config) -> bool:

@@ -783,12 +783,17 @@ def draw_lines(given: list[dict]) -> list[str]:
         "|---|--:|--:|--:|--:|--:|",
     ]
     for seed, rows in sorted(draws.items()):
-        done = [row for row in rows if row["verdict"] == "captured"]
-        first = [row for row in rows if row.get("first", row["verdict"]) == "captured"]
+        done = [row for row in rows if row["verdict"] in ("captured", "not counted")]
+        first = [row for row in rows if row.get("first", row["verdict"]) in ("captured", "not counted")]
         obeyed = [row for row in rows if "remedy" in row]
         left = len(rows) - len(done) - len(obeyed)
         lines.append(f"| {seed} | {len(rows)} | {len(first)} | {len(done)} | {len(obeyed)} | {left} |")
-    refused = {row["model"]: row for rows in draws.values() for row in rows if row["verdict"] != "captured"}
+    drawn_rows = [row for rows in draws.values() for row in rows]
+    uncounted = {row["model"]: row["why"] for row in drawn_rows if row["verdict"] == "not counted"}
+    if uncounted:
+        named = ", ".join(f"`{model}` ({why.partition(':')[0]})" for model, why in uncounted.items())
+        lines += ["", f"PyTorch could not count a second run of {named}, so that only the self-check judged them."]
+    refused = {row["model"]: row for row in drawn_rows if row["verdict"] in ("refused", "wrong")}
     lines += ["", "Refused:", ""]
     for model, row in refused.items():
         lines.append(f"* `{model}`: " + (f"works with {row['remedy']}" if "remedy" in row else row["error"]))

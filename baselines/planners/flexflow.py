@@ -11,7 +11,6 @@ import math
 
 from simdev.baselines.planners._rules import data_axis
 from simdev.baselines.planners._stages import Option, choice_of, stage_sizes
-from simdev.errors import Unsupported
 from simdev.parallel.mesh import Mesh
 from simdev.planners import planner
 from simdev.planners.estimate import Estimate, most_estimated
@@ -50,9 +49,7 @@ def flexflow(job, *, rng, budget, beta, proposals):
         if not budget.open or (budget.best is not None and budget.used >= MET):
             break
         budget.evaluate(one.choice)
-    if budget.best is None:
-        raise Unsupported(f"flexflow: none of {budget.used} plans fits")
-    return budget.best.choice
+    return budget.answer("flexflow")
 
 
 def chain(job, rng, budget, met, here, beta, proposals):

@@ -53,11 +53,7 @@ def search(job, *, rng, budget, patience):
             balance(job, budget)
     except BudgetExhausted:
         pass
-    if budget.best is None and budget.elapsed >= budget.seconds:
-        raise BudgetExhausted(f"{budget.seconds:g} seconds were over after {budget.used} plans")
-    if budget.best is None:
-        raise Unsupported(f"search: none of {budget.used} plans fits")
-    return budget.best.choice
+    return budget.answer("search")
 
 
 def rank(job, budget, choices=None):

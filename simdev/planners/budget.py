@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from simdev.errors import BudgetExhausted
+from simdev.errors import BudgetExhausted, Unsupported
 from simdev.planners.estimate import Estimate
 from simdev.planners.evaluate import Evaluator
 from simdev.planners.job import Choice
@@ -55,6 +55,15 @@ class PlanBudget:
     def open(self) -> bool:
         """True while there is an evaluation left."""
         return self.used < self.evaluations and self.elapsed < self.seconds
+
+    def answer(self, planner: str) -> Choice:
+        """The best plan, for the planner of that name to return. Without one, raises :class:`BudgetExhausted` if the
+        seconds are over, else :class:`Unsupported`."""
+        if self.best is not None:
+            return self.best.choice
+        if self.elapsed >= self.seconds:
+            raise BudgetExhausted(f"{self.seconds:g} seconds were over after {self.used} plans")
+        raise Unsupported(f"{planner}: none of {self.used} plans fits")
 
     def estimates(self, choices: Iterable[Choice]) -> dict[Choice, Estimate]:
         """Quick estimates of choices (:mod:`simdev.planners.estimate`), which cost no evaluation; of the first choices

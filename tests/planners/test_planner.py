@@ -200,8 +200,9 @@ def test_a_budget_whose_seconds_are_over_estimates_and_simulates_no_more(tiny_jo
     choices = list(tiny_job.choices())
     budget = PlanBudget(tiny_evaluator, seconds=1e-9)
     assert len(budget.estimates(choices)) == 1 < len(choices)
-    with pytest.raises(BudgetExhausted, match="1e-09 seconds were over after 0 plans"):
-        find_planner("search")[0].plan(tiny_job, rng=None, budget=budget)
+    for name in ("search", "flexflow"):
+        with pytest.raises(BudgetExhausted, match="1e-09 seconds were over after 0 plans"):
+            find_planner(name)[0].plan(tiny_job, rng=np.random.default_rng(0), budget=budget, **find_planner(name)[1])
 
 
 def test_choices_survive_json():

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from simdev.analysis.alive import Alive
+from simdev.analysis.doors import NEIGHBOURS, Edges, Neighbourhood, doors, window
 from simdev.problem.problem import Problem
 
 STEPS = 24  # bisections: the bound is found to the relative accuracy of 2^-24 of the range
@@ -109,8 +110,9 @@ def stay_or_send(problem: Problem, head: np.ndarray, below: np.ndarray, fastest:
     that are tied together in this way. Its device runs those with ``head >= a`` and ``tail >= b`` between ``a`` and ``T
     - b``; so ``a + b`` plus their work there, divided by the slots, is at most ``T``. The placement does not exist if
     this fails on every device with kernels and memory for all of ``C``, or if more sets than
-    there are slots take more than half of ``T`` each. A larger ``T`` ties less and allows more, so bisection finds the
-    least ``T`` that is not refuted.
+    there are slots take more than half of ``T`` each. What ``C`` exchanges with the sets beside it takes time, too,
+    wherever they are (:class:`simdev.analysis.doors.Neighbourhood`). A larger ``T`` ties less and allows more, so
+    bisection finds a ``T`` that is refuted, and next to one that is not.
 
     The memory of a set is its persistent bytes and, for the worst of some moments, the bytes that must be alive on its
     device then (:class:`simdev.analysis.alive.Alive`). At each moment, the devices must hold all sets: at most as many
@@ -142,8 +144,8 @@ class _Alike:
         self.quickest = least[classes].min(axis=0) if len(classes) else np.full(graph.n_tensors, NEVER_NS)
         slots = np.ones_like(topology.slots) if problem.rules.runtime == "eager" else topology.slots
         alike = np.stack([costs.device_row, topology.memory_bytes, slots, topology.granularity], axis=1)
-        first = np.unique(alike, axis=0, return_index=True)[1]
-        self.slots, self.memory = slots[first].astype(np.int64), topology.memory_bytes[first]
+        first, kind = np.unique(alike, axis=0, return_index=True, return_inverse=True)[1:]
+        self.kind, self.slots, self.memory = kind, slots[first].astype(np.int64), topology.memory_bytes[first]
         self.all_slots, self.n_devices = int(slots.sum()), topology.n_devices
         self.all_memory = int(topology.memory_bytes.sum())
         self.granularity = topology.granularity[first]
@@ -159,7 +161,10 @@ class _Refuter(_Alike):
         self.alive = Alive(problem, self.granularity)
         graph, unit = problem.graph, self.unit
         source, target = graph.edge_source, graph.consumers
-        sent = head[source] + fastest[source] + self.quickest[graph.edge_tensor] + below[target]
+        ready, quickest = head[source] + fastest[source], self.quickest[graph.edge_tensor]
+        self.edges = Edges(source, target, graph.edge_tensor, ready, below[target], quickest)
+        self.doors = doors(problem, self.kind)
+        sent = ready + quickest + below[target]
         apart = unit[source] != unit[target]
         self.source, self.target, self.sent = unit[source[apart]], unit[target[apart]], sent[apart]
         order = np.argsort(-self.sent, kind="stable")
@@ -207,8 +212,9 @@ class _Refuter(_Alike):
         if whole and np.count_nonzero(2 * least > limit) > self.all_slots:
             return True
         largest = np.argsort(-least, kind="stable")[:4]
-        return any(
-            self._late(np.flatnonzero((label == number)[self.unit]), size[:, number], limit) for number in largest
+        at = label[self.unit]
+        return any(self._late(np.flatnonzero(at == number), size[:, number], limit) for number in largest) or any(
+            self._exchanges_too_much(at, number, least, size[:, number], limit) for number in largest
         )
 
     def _sizes(self, label: np.ndarray, count: int) -> tuple[np.ndarray, bool]:
@@ -234,15 +240,26 @@ class _Refuter(_Alike):
             work = self.op_work[row][ops]
             if (work < 0).any() or size[row] > self.memory[row]:
                 continue
-            if self._window(ops, work, int(self.slots[row])) <= limit:
+            if window(self.head[ops], self.tail[ops], work, int(self.slots[row])) <= limit:
                 return False
         return True
 
-    def _window(self, ops: np.ndarray, work: np.ndarray, slots: int) -> int:
-        """Largest ``a + b + work / slots`` of the ops with head >= a (b the least of their tails), or the reverse."""
-        value = 0
-        for near, far in ((self.head[ops], self.tail[ops]), (self.tail[ops], self.head[ops])):
-            order = np.argsort(-near, kind="stable")
-            done = np.cumsum(work[order])
-            value = max(value, int((near[order] + np.minimum.accumulate(far[order]) - (-done // slots)).max()))
-        return value
+    def _exchanges_too_much(self, at: np.ndarray, number: int, least: np.ndarray, size: np.ndarray, limit: int) -> bool:
+        """Whether set ``number`` and what it sends or receives take longer than ``limit`` on every device. ``at`` int
+        ``(n,)``: the set of each op. ``least`` int64 ``(count,)``: the work of each set."""
+        ends = at[self.edges.maker], at[self.edges.reader]
+        beside = np.unique(np.concatenate([ends[1][ends[0] == number], ends[0][ends[1] == number]]))
+        beside = beside[beside != number]
+        beside = beside[np.argsort(-least[beside], kind="stable")[:NEIGHBOURS]]
+        place_of = np.full(len(least), -1)
+        place_of[number], place_of[beside] = 0, np.arange(1, len(beside) + 1)
+        place = place_of[at]
+        for row in range(len(self.slots)):
+            if size[row] > self.memory[row] or (self.op_work[row][place == 0] < 0).any():
+                continue
+            near = Neighbourhood(
+                place, self.op_work[row], self.head, self.tail, self.edges, int(self.slots[row]), self.doors[:, row]
+            )
+            if not near.refutes(limit):
+                return False
+        return True

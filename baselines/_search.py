@@ -57,23 +57,42 @@ class Incumbent:
         return scores
 
 
-def starts(problem: Problem, allowed: np.ndarray) -> list[np.ndarray]:
+def starts(problem: Problem, allowed: np.ndarray, room: bool = False) -> list[np.ndarray]:
     """Two unit placements to start from, int32 ``(units,)`` each.
 
     The first puts everything on the best device. The second cuts the forward ops in topological order into runs of
-    equal time, one for each device; backward and update ops follow their forward op.
+    equal time, one for each device; backward and update ops follow their forward op. With ``room``, the persistent
+    bytes of layers count as well as time if they alone overfill a device: a quarter, half, three quarters or all.
     """
     single = _on_one(problem, allowed)
-    devices, table = used_devices(allowed), tables(problem, forward_only=True)
-    ops = np.flatnonzero(table.scope)
-    time = np.cumsum(problem.costs.op_ns.max(axis=0)[ops])
-    stage = np.minimum(len(devices) - 1, (time - 1) * len(devices) // max(1, int(time[-1]) if len(time) else 1))
+    ops = np.flatnonzero(tables(problem, forward_only=True).scope)
+    time = problem.costs.op_ns.max(axis=0)[ops]
+    split = _in_runs(problem, allowed, single, ops, time)
+    memory, size = problem.topology.memory_bytes, problem.unit_persistent_bytes
+    if room and len(ops):
+        layer = layer_of_unit(problem)
+        own, first = np.unique(layer[problem.graph.unit_of_op[ops]], return_index=True)
+        held = np.zeros(len(ops), np.int64)
+        held[first] = np.bincount(layer, size)[own]
+        for quarters in range(1, 5):
+            if (np.bincount(split, size, len(memory)) <= memory).all():
+                break
+            weight = (4 - quarters) * time / max(1, time.sum()) + quarters * held / max(1, held.sum())
+            split = _in_runs(problem, allowed, single, ops, np.rint(weight * (1 << 40)).astype(np.int64))
+    return [single, split]
+
+
+def _in_runs(problem: Problem, allowed: np.ndarray, single: np.ndarray, ops: np.ndarray, weight: np.ndarray):
+    """int32 ``(units,)``: forward ``ops`` in runs of equal ``weight`` int64, one for each device, and what follows
+    them; what a device may not take as in ``single``."""
+    devices, done = used_devices(allowed), np.cumsum(weight)
+    run = np.minimum(len(devices) - 1, (done - 1) * len(devices) // max(1, int(done[-1]) if len(done) else 1))
     unit_device = np.full(problem.graph.n_units, -1, np.int64)
     units = problem.graph.unit_of_op[ops]
-    unit_device[units[::-1]] = devices[stage[::-1]]  # the first op of a unit decides
+    unit_device[units[::-1]] = devices[run[::-1]]  # the first op of a unit decides
     wrong = (unit_device >= 0) & ~allowed[unit_device, np.arange(len(unit_device))]
     unit_device[wrong] = single[wrong]
-    return [single, follow_forward(problem, unit_device, allowed).astype(np.int32)]
+    return follow_forward(problem, unit_device, allowed).astype(np.int32)
 
 
 def _on_one(problem: Problem, allowed: np.ndarray) -> np.ndarray:

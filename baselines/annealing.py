@@ -18,7 +18,7 @@ RETURNS, LONGEST_WALK = 100, 1000
 
 @placer(
     "annealing",
-    version=1,
+    version=2,
     family="search",
     searches=True,
     defaults={"alpha": 1.2},
@@ -36,7 +36,7 @@ def annealing(problem, *, rng, budget, alpha):
     name in the graph, backward ops included, form a layer.
     """
     allowed = choices(problem)
-    begin = starts(problem, allowed)
+    begin = starts(problem, allowed, room=True)
     incumbent = Incumbent(problem, budget, begin[0])
     if not budget.open:
         return Placement.of_units(problem, incumbent.devices)

@@ -10,7 +10,7 @@ from simdev.placers.placer import placer
 from simdev.problem.placement import Placement
 
 
-@placer("local-search", version=7, family="search", searches=True)
+@placer("local-search", version=8, family="search", searches=True)
 def local_search(problem, *, rng, budget):
     """Improve a single device and a contiguous split by moves, and then the best result.
 
@@ -24,5 +24,5 @@ def local_search(problem, *, rng, budget):
     device has too little memory for its parameters are drawn again. If the placement brings its order of ops (rules
     ``priority``), all moves are of groups, and half of what the race leaves is annealing.
     """
-    begin = [Placement.of_units(problem, devices) for devices in starts(problem, choices(problem))]
+    begin = [Placement.of_units(problem, devices) for devices in starts(problem, choices(problem), room=True)]
     return search_from(problem, budget, rng, begin, 2, Grouped if ordered(problem) else Guided)

@@ -232,8 +232,8 @@ def test_what_a_device_does_not_do_passes_its_links_in_turn(mirrored):
 
 @pytest.mark.parametrize("count", [60, pytest.param(400, marks=pytest.mark.long)])
 def test_no_placement_of_a_row_with_leaves_beats_its_bound(count, monkeypatch):
-    """In one problem of ten or twelve, what passes the links decides. With one link for each device of a machine that has
-    more, or with the least urgent reader of a tensor, some bounds are wrong."""
+    """In one of ten problems, what passes the links decides. Some bounds are wrong if devices have one link each where
+    they have more, or if neighbours count as elsewhere before a side is chosen."""
     from simdev.analysis import transfers
 
     rng, better = np.random.default_rng(0), 0

@@ -170,6 +170,25 @@ def test_hosts_take_layers_of_many_bytes_and_little_time():
     assert value(problem, found.devices) <= value(problem, np.array([0, 0, 1, 1, 1]))  # other layers may go there, too
 
 
+def test_a_start_has_room_for_parameters():
+    """Four tables that take no time, and layers that take all of it: equal times put all tables on one device."""
+    b, looked_up = GraphBuilder("tables"), []
+    for i in range(4):
+        table = b.op(f"table{i}", "lookup", outputs=[10], persistent_bytes=600, layer=f"table{i}")
+        looked_up += b.outputs(table)
+    for i in range(4):
+        looked_up = b.outputs(b.op(f"mlp{i}", "mm", inputs=looked_up, outputs=[10], layer=f"mlp{i}"))
+    problem = drawn_problem(b, machine(4, memory=1000), [1] * 4 + [1000] * 4)
+    allowed, held = choices(problem), problem.unit_persistent_bytes
+    one, even = _search.starts(problem, allowed)
+    same, roomy = _search.starts(problem, allowed, room=True)
+    assert np.array_equal(one, same)
+    assert np.bincount(even, held, 4).max() == 2400
+    assert np.bincount(roomy, held, 4).max() == 600
+    spacious = replace(problem, topology=machine(4, memory=3000))
+    assert np.array_equal(even, _search.starts(spacious, allowed, room=True)[1])
+
+
 def test_a_walk_repeats_the_simulator():
     """After each accepted move the score is that of a full run, and after each undone move nothing has changed."""
     for seed in range(20):

@@ -12,7 +12,8 @@ import math
 import re
 from collections.abc import Collection
 
-from simdev.graphs.capture.documented_inputs import TOKENS, documented
+from simdev.graphs.capture.documented_inputs import TOKENS, documented, documented_axes
+from simdev.graphs.capture.readers import first_reader, part_that_reads, width_read
 
 SIDE, IMAGE_SIDE, FRAMES = 32, 128, 2
 TEXT_WIDTHS = (  # fields for the width of a text's features: before their projection, then after it
@@ -28,8 +29,8 @@ def diffusion_inputs(model, batch: int, optional: Collection[str] = ()) -> dict:
     import torch
 
     config, takes = model.config, inspect.signature(model.forward).parameters
-    if config.get("audio_channels") and "sample" in takes:
-        return {"sample": torch.randn(batch, config["audio_channels"], 1 << 15)}
+    if sounds := "sample" in takes and (config.get("audio_channels") or _channels_of_sounds(model)):
+        return {"sample": torch.randn(batch, sounds, 1 << 15)}
     if "1D" in type(model).__name__ and "sample" in takes:
         size = config.get("sample_size") or 1 << 14
         length = min(size, 1 << 14) if isinstance(size, int) else 1 << 14
@@ -55,8 +56,10 @@ def diffusion_inputs(model, batch: int, optional: Collection[str] = ()) -> dict:
         }
     shape = _latent(model, config, takes, batch)
     name = next((name for name in ("sample", "x", "hidden_states") if name in takes), None)
-    inputs = {name: torch.randn(_as_patches(model, config, takes, shape))} if name else {}
+    inputs = {name: torch.randn(_as_patches(model, name, config, takes, shape))} if name else {}
     inputs |= _conditions(model, config, takes, shape)
+    if any("Motion" in str(word) for word in config.get("down_block_types") or ()):  # each frame has its text
+        inputs["encoder_hidden_states"] = inputs["encoder_hidden_states"].repeat_interleave(shape[2], 0)
     usual = {"image_embeddings", "timesteps", *optional}
     if "indices_latents" in takes and takes["indices_latents"].default is inspect.Parameter.empty:
         # a video that is made piece by piece: the pieces before, and their places
@@ -64,7 +67,8 @@ def diffusion_inputs(model, batch: int, optional: Collection[str] = ()) -> dict:
         usual |= {f"{prefix}{name}" for name in before for prefix in ("", "indices_")}
     for name, item in takes.items():
         if name not in inputs and (item.default is item.empty or name in usual):
-            made = by_name(name, config, shape)
+            made = by_name(re.sub(r"_\d$", "", name), config, shape)  # of a second text
+            made = by_reader(model, name, shape) if made is None else made
             if made is not None:
                 inputs[name] = made
     for name in takes:  # of a sound beside a video
@@ -73,6 +77,16 @@ def diffusion_inputs(model, batch: int, optional: Collection[str] = ()) -> dict:
             inputs[name] = inputs[f"{word}_hidden_states"].shape[1]
     lengths = {"batch": batch, "frames": FRAMES, "height": shape[-2], "width": shape[-1], "image": SIDE * SIDE}
     return inputs | documented(model, dict(config), lengths, inputs)
+
+
+def _channels_of_sounds(model) -> int | None:
+    """How many channels a sound has that a model encodes; None for a model that does not, or whose first layer with
+    channels is not of one dimension."""
+    import torch
+
+    convolutions = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+    first = next((module for module in model.modules() if isinstance(module, convolutions)), None)
+    return first.in_channels if hasattr(model, "encode") and isinstance(first, torch.nn.Conv1d) else None
 
 
 def _latent(model, config, takes, batch: int) -> tuple[int, ...]:
@@ -86,15 +100,15 @@ def _latent(model, config, takes, batch: int) -> tuple[int, ...]:
     entrance = next((part for name, part in model.named_children() if name.endswith("conv_in")), None)
     channels = config.get("in_channels") or getattr(entrance, "in_channels", 3)
     if config.get("in_visual_dim"):  # channels last, with those of a condition if the first layer takes them
-        first = next((module for module in model.modules() if isinstance(module, torch.nn.Linear)), None)
-        patch = math.prod(config.get("patch_size") or (1,))
-        wide = first.in_features // patch if first is not None else config["in_visual_dim"]
+        entrance, _ = part_that_reads(model, "hidden_states") or (model, 0)
+        first = next((module.in_features for module in entrance.modules() if isinstance(module, torch.nn.Linear)), 0)
+        wide = first // math.prod(config.get("patch_size") or (1,))
         return batch, FRAMES, height, width, max(wide, config["in_visual_dim"])
     blocks = [word for word in config.get("down_block_types") or () if isinstance(word, str)]
     solid = any(isinstance(module, torch.nn.Conv3d) for module in model.modules())
     if not solid and any("Conv3d" in type(module).__name__ for module in model.modules()):  # of single frames
         return batch, channels, 1, height, width
-    video = solid or any("3D" in word or "Temporal" in word for word in (type(model).__name__, *blocks))
+    video = solid or any(re.search("3D|Temporal|Motion", word) for word in (type(model).__name__, *blocks))
     if "num_frames" in takes and "height" not in takes:  # frames are rows of the batch
         return batch, channels, height, width
     if config.get("sample_frames") and config.get("temporal_compression_ratio") and not solid:
@@ -128,7 +142,7 @@ def _grid(config) -> list[int]:
     return [extent // step for extent, step in zip((1, SIDE, SIDE), config["patch_size"], strict=True)]
 
 
-def _as_patches(model, config, takes, latent: tuple[int, ...]) -> tuple[int, ...]:
+def _as_patches(model, name: str, config, takes, latent: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of the sample: patches in a row where the model takes them so, else the latent's."""
     import torch
 
@@ -138,6 +152,9 @@ def _as_patches(model, config, takes, latent: tuple[int, ...]) -> tuple[int, ...
         (getattr(model, name) for name in ("x_embedder", "img_in", "proj_in") if hasattr(model, name)),
         None,
     )
+    reader = first_reader(model, name)
+    if len(documented_axes(model, name)) == 3 and len(latent) > 3 and isinstance(reader, torch.nn.Linear):
+        return latent[0], SIDE * SIDE, reader.in_features
     placed = {"img_ids", "img_shapes"} & takes.keys() or {"height", "width"} <= takes.keys()
     if not placed or not isinstance(first, torch.nn.Linear):
         return latent
@@ -191,7 +208,7 @@ def _texts(model, config, takes, batch: int) -> dict:
 
     inputs = {}
     if "encoder_hidden_states" in takes:
-        width = _text_width(config)
+        width = _text_width(config) or width_read(model, "encoder_hidden_states")
         if width:
             tokens = config.get("max_text_seq_length") or TOKENS
             inputs["encoder_hidden_states"] = torch.randn(batch, tokens, width)
@@ -204,6 +221,22 @@ def _texts(model, config, takes, batch: int) -> dict:
         if width:
             inputs["pooled_projections"] = torch.randn(batch, width)
     return inputs
+
+
+def by_reader(model, name: str, latent: tuple[int, ...]):
+    """The tensor that the first layer which reads an argument takes: a latent for a convolution, else features of each
+    token, or of all of them. None where the model's code does not show this layer."""
+    import torch
+
+    layer = first_reader(model, name)
+    if isinstance(layer, (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)):
+        fits = len(layer.kernel_size) == len(latent) - 2
+        return torch.randn(latent[0], layer.in_channels, *latent[2:]) if fits else None
+    width = width_read(model, name)
+    if width is None:
+        return None
+    whole = any(word in name for word in ("pooled", "global"))
+    return torch.randn(latent[0], *([] if whole else [TOKENS]), width)
 
 
 def by_name(name: str, config, latent: tuple[int, ...], tokens: int = TOKENS):
@@ -251,7 +284,7 @@ def by_name(name: str, config, latent: tuple[int, ...], tokens: int = TOKENS):
 
 
 def _place(name: str, config, latent: tuple[int, ...], tokens: int):
-    """Where the patches of a latent, its frames or the tokens of a text are; None for another name."""
+    """Where the patches of a latent, its frames or the tokens of a text are, and how many; None for another name."""
     import torch
 
     if name == "visual_rope_pos":
@@ -261,6 +294,8 @@ def _place(name: str, config, latent: tuple[int, ...], tokens: int):
         return torch.arange(tokens)
     if name.startswith("indices_"):  # of the frames
         return torch.arange(latent[-3])
+    if re.search(r"(text|token|prompt)\w*_len(gth)?s$", name):  # of each text, all of whose tokens count
+        return torch.full((latent[0],), tokens)
     if name == "img_mask":  # the places of the image after the text, of which each holds 2 x 2 latents
         return torch.arange(tokens + SIDE * SIDE // 4).repeat(latent[0], 1) >= tokens
     return None

@@ -58,10 +58,15 @@ def documented_shape(model, name: str, sizes: dict) -> tuple[int, ...] | None:
     return None
 
 
+def documented_axes(model, name: str) -> list[str]:
+    """What the documentation of the model's forward calls the axes of an argument; nothing if it does not."""
+    return next((axes for documented_name, _, axes in _shapes(model) if documented_name == name), [])
+
+
 def with_shape(model, name: str) -> str:
     """The name of an argument, with the shape that the documentation of the model's forward gives to it: ``mask (of
     shape batch_size, tokens)``."""
-    axes = next((axes for documented_name, _, axes in _shapes(model) if documented_name == name), None)
+    axes = documented_axes(model, name)
     return f"{name} (of shape {', '.join(axes)})" if axes else name
 
 
@@ -69,7 +74,7 @@ def _shapes(model) -> Iterator[tuple[str, str, list[str]]]:
     """Name, type and axes of each argument whose shape the documentation of the model's forward gives; the first shape
     of alternatives."""
     for name, kind, shape in _DOCUMENTED.findall(model.forward.__doc__ or ""):
-        yield name, kind, shape.partition(") or (")[0].rstrip(",").split(", ")
+        yield name, kind, " ".join(shape.split()).partition(") or (")[0].rstrip(",").split(", ")
 
 
 def _evaluated(axis: str, fields: dict) -> int | None:

@@ -1,0 +1,119 @@
+"""Which layer of a model reads an argument of its forward first: its weight says how wide the argument is.
+
+A forward that calls ``self.text_proj(text)``, or ``self.embed(text)`` of a module whose own forward calls a linear
+layer on it, shows the width of ``text`` where no field of the configuration has a name like it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import textwrap
+from typing import Any
+
+# methods that keep the axes of a tensor
+KEEPING = ("to", "float", "type", "type_as", "contiguous", "clone", "masked_fill")
+MOST_DEEP = 6
+
+
+def first_reader(model, name: str, depth: int = 0):
+    """The first layer with a weight that ``model`` calls on its argument ``name``, as its code shows; None if it
+    changes the argument before, or hands it on in another way."""
+    import torch
+
+    called = part_that_reads(model, name)
+    if called is None or depth == MOST_DEEP:
+        return None
+    module, place = called
+    while isinstance(module, torch.nn.Sequential):
+        parts = [part for part in module if list(part.parameters())]
+        module, place = (parts[0], 0) if parts else (torch.nn.Identity(), 0)
+    if _width(module) is not None:
+        return module
+    takes = list(inspect.signature(module.forward).parameters)
+    inside = place if isinstance(place, str) else takes[place] if place < len(takes) else None
+    return first_reader(module, inside, depth + 1) if inside in takes else None
+
+
+def part_that_reads(model, name: str) -> tuple[Any, int | str] | None:
+    """The first module that ``model`` calls on its argument ``name``, as its code shows, and as which argument."""
+    known = {name}
+    for kind, target, source, place in _calls(inspect.unwrap(type(model).forward)):
+        if kind == "call" and source in known and (module := _part(model, target)) is not None:
+            return module, place
+        if kind == "name" and source in known:
+            known.add(target)
+        elif kind == "name":
+            known.discard(target)  # it now has another value
+    return None
+
+
+def width_read(model, name: str) -> int | None:
+    """How wide the argument ``name`` is, along its last axis (along its channels, for a convolution)."""
+    layer = first_reader(model, name)
+    return None if layer is None else _width(layer)
+
+
+def _width(layer) -> int | None:
+    """How many numbers of a place a layer reads; None for a module that is no such layer."""
+    import torch
+
+    if isinstance(layer, torch.nn.Embedding):
+        return None
+    for name in ("in_features", "in_channels"):
+        if isinstance(vars(layer).get(name), int) and isinstance(
+            vars(layer)["_parameters"].get("weight"), torch.Tensor
+        ):
+            return vars(layer)[name]
+    weight = vars(layer)["_parameters"].get("weight")
+    normalizes = "Norm" in type(layer).__name__ and not list(layer.children())
+    return weight.shape[0] if normalizes and weight is not None and weight.dim() == 1 else None
+
+
+def _part(model, path: str):
+    """The module of ``model`` that its code calls by this path."""
+    import torch
+
+    for name in path.split("."):
+        model = getattr(model, name, None)
+    return model if isinstance(model, torch.nn.Module) else None
+
+
+@functools.lru_cache(maxsize=256)
+def _calls(forward) -> list[tuple[str, str, str, int | str]]:
+    """What the code of a forward does to variables, in the order of its lines: ``("name", new, old, 0)`` for another
+    name of the same tensor (``new`` is another tensor if ``old`` is empty), and ``("call", module, variable, place)``
+    for a call of a module on a variable, where ``place`` is the number or the name of the argument."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
+    except (OSError, TypeError, SyntaxError):
+        return []
+    found: list[tuple[int, int, tuple[str, str, str, int | str]]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (path := _of_self(node.func)):
+            places = [*enumerate(node.args), *((key.arg, key.value) for key in node.keywords if key.arg)]
+            for place, item in places:
+                if variable := _variable(item):
+                    found.append((node.lineno, 0, ("call", path, variable, place)))
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            new, old = node.targets[0].id, _variable(node.value) or ""
+            if new != old:
+                found.append((node.end_lineno or node.lineno, 1, ("name", new, old, 0)))
+    return [what for *_, what in sorted(found, key=lambda item: item[:2])]
+
+
+def _of_self(node: ast.expr) -> str | None:
+    """``a.b`` for the expression ``self.a.b``."""
+    path: list[str] = []
+    while isinstance(node, ast.Attribute):
+        path.insert(0, node.attr)
+        node = node.value
+    return ".".join(path) if path and isinstance(node, ast.Name) and node.id == "self" else None
+
+
+def _variable(node: ast.expr) -> str | None:
+    """The name of a variable, which may be changed number by number."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in KEEPING:
+        node = node.func.value
+    return node.id if isinstance(node, ast.Name) else None

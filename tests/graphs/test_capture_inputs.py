@@ -105,3 +105,157 @@ def test_frames_that_move_have_a_text_each():
 
     shapes = {name: tuple(tensor.shape) for name, tensor in diffusion_inputs(Motion(), 3).items()}
     assert shapes == {"sample": (3, 4, 2, 32, 32), "encoder_hidden_states": (6, 77, 6)}
+
+
+# transformers --------------------------------------------------------------------------------------------------
+
+
+class Takes(torch.nn.Module):
+    main_input_name = "input_ids"
+
+    def forward(self, input_ids, labels=None):
+        return input_ids
+
+
+def test_a_tuple_that_a_configuration_makes_stays_one():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.packages import make_lists
+
+    reformer, convolutions = transformers.ReformerConfig(), transformers.ConvNextConfig(hidden_sizes=(4, 8))
+    make_lists(reformer)
+    make_lists(convolutions)
+    assert isinstance(reformer.axial_pos_shape, tuple), "its model adds it to a tuple"
+    assert convolutions.hidden_sizes == [4, 8]
+
+
+def test_a_text_has_as_many_tokens_as_positions_on_axes():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.packages import _hf_inputs
+
+    config = transformers.ReformerConfig(axial_pos_shape=(4, 6), vocab_size=40)
+    assert _hf_inputs(Takes(), config, 2, None)["input_ids"].shape == (2, 24)
+    assert _hf_inputs(Takes(), config, 2, 16)["input_ids"].shape == (2, 16)
+
+
+def test_a_question_ends_at_a_mark():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.packages import _hf_inputs
+
+    config = transformers.LongformerConfig(sep_token_id=5, vocab_size=9, max_position_embeddings=64)
+    for name, shape in (("ForQuestionAnswering", (3, 64)), ("ForMultipleChoice", (3, 2, 64))):
+        ids = _hf_inputs(type(f"Takes{name}", (Takes,), {})(), config, 3, 64)["input_ids"]
+        assert ids.shape == shape and ((ids == 5).sum(-1) == 3).all()
+
+
+def test_the_size_of_images_may_lie_deep_inside_a_configuration():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.packages import _image_shape
+
+    backbone = transformers.SwinConfig(image_size=96, num_channels=5)
+    outer = transformers.PretrainedConfig(vision_config=transformers.PretrainedConfig(backbone_config=backbone))
+    assert _image_shape(Takes(), outer) == (3, 96, 96)
+
+
+def test_a_decoder_with_the_cache_of_its_encoder_keeps_none():
+    pytest.importorskip("transformers")
+    from simdev.graphs.capture.packages import package_step
+
+    sizes = "encoder_layers=1,decoder_layers=2,d_model=8,decoder_attention_heads=2,decoder_ffn_dim=8,vocab_size=20"
+    target = f"transformers:BlenderbotForCausalLM[{sizes}]"
+    step = package_step(target, length=8)[0]()
+    assert step.loss(step.model, *step.inputs).requires_grad
+    assert package_step(target, mode="prefill", length=8)[0]().model.config.use_cache
+
+
+def test_the_only_language_is_that_of_the_text():
+    pytest.importorskip("transformers")
+    from simdev.graphs.capture.packages import package_step
+
+    small = "num_hidden_layers=1,hidden_size=8,num_attention_heads=2,intermediate_size=8,vocab_size=20"
+    assert package_step(f"transformers:XmodModel[{small}]")[0]().model.config.default_language == "en_XX"
+    two = package_step(f'transformers:XmodModel[{small},languages=["en_XX","de_DE"]]')[0]()
+    assert two.model.config.default_language is None, "a user chooses"
+
+
+def test_a_transducer_reads_a_blank_before_its_text():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.packages import made_up_inputs
+
+    class Transducer(torch.nn.Module):
+        main_input_name, config = "input_features", transformers.PretrainedConfig(blank_token_id=21, num_mel_bins=6)
+
+        def __init__(self):
+            super().__init__()
+            self.first = torch.nn.Linear(6, 4)
+
+        def forward(self, input_features, decoder_input_ids=None, labels=None):
+            return self.first(input_features)
+
+    inputs = made_up_inputs(Transducer(), 2, None)
+    assert inputs["input_features"].shape == (2, 1000, 6)
+    assert (inputs["decoder_input_ids"][:, 0] == 21).all()
+    assert (inputs["decoder_input_ids"][:, 1:] == inputs["labels"]).all()
+
+
+def test_points_are_matched_in_pairs_of_images():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.packages import _hf_inputs
+
+    class MatchesForKeypointMatching(torch.nn.Module):
+        main_input_name = "pixel_values"
+
+        def forward(self, pixel_values):
+            return pixel_values
+
+    config = transformers.PretrainedConfig(image_size=8)
+    assert _hf_inputs(MatchesForKeypointMatching(), config, 2, None)["pixel_values"].shape == (2, 2, 3, 8, 8)
+
+
+def test_labels_are_as_many_as_the_predictions(monkeypatch):
+    """A model of images and texts may predict more than it reads; PyTorch's loss says how much."""
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture import capture_package
+    from simdev.graphs.capture.packages import NeedsArguments, _call
+
+    class Longer(transformers.GPT2LMHeadModel):
+        def forward(self, input_ids, labels=None):
+            logits = super().forward(input_ids).logits.repeat(1, 3, 1).flatten(0, 1)
+            loss = torch.nn.functional.cross_entropy(logits, labels.flatten())
+            return transformers.modeling_outputs.CausalLMOutput(loss=loss)
+
+    small = "n_layer=1,n_embd=8,n_head=2,vocab_size=20,n_positions=16"
+    monkeypatch.setattr(transformers, "LongerLMHeadModel", Longer, raising=False)
+    graph = capture_package(f"transformers:LongerLMHeadModel[{small}]", batch=2)
+    assert graph.meta["optional_inputs"] == ["labels[96]"]
+    assert "input()->i64[2,48]" in graph.signatures
+
+    class Fewer(torch.nn.Module):
+        def forward(self, labels):
+            raise ValueError("Expected input batch_size (2) to match target batch_size (8).")
+
+    with pytest.raises(NeedsArguments, match="--length"):
+        _call(Fewer(), {"labels": torch.zeros(2, 4)})
+    with pytest.raises(Exception, match="--length") as refused:
+        _call(Fewer(), {"labels": torch.zeros(4, 2)})
+    assert not isinstance(refused.value, NeedsArguments), "there is no whole number of predictions for each sample"
+
+
+def test_a_loss_that_does_not_fit_a_model_is_left_out_by_inference():
+    from simdev.errors import InvalidInput
+    from simdev.graphs.capture.packages import _call
+
+    class Model(torch.nn.Module):
+        def forward(self, labels):
+            raise TypeError("ForCausalLMLoss() missing 1 required positional argument: 'vocab_size'")
+
+    with pytest.raises(InvalidInput, match="capture it with --mode inference"):
+        _call(Model(), {"labels": torch.zeros(2)})
+
+
+def test_an_encoder_alone_is_no_encoder_with_a_decoder():
+    pytest.importorskip("transformers")
+    from simdev.graphs.capture.packages import package_step
+
+    with torch.device("meta"):
+        step = package_step("transformers:T5GemmaEncoderModel")[0]()
+    assert set(step.inputs[0]) == {"input_ids"}

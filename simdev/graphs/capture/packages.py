@@ -346,6 +346,11 @@ def _call(model, inputs: dict):
         return model(**inputs)
     except (AttributeError, TypeError) as error:
         _check_parts(model, error)
+        if "labels" in inputs and re.match(r"\w*Loss\(\) (missing|got)", str(error)):
+            raise InvalidInput(
+                f"running its step failed ({error}), in a loss that does not fit it: capture it with --mode inference, "
+                f"or {GIVE}"
+            ) from error
         takes = inspect.signature(model.forward).parameters.items()
         left_out = [name for name, item in takes if item.default is None and name not in inputs]
         if "NoneType" not in str(error) or not left_out:
@@ -375,9 +380,16 @@ def _call(model, inputs: dict):
             ) from error
         if "labels" not in inputs:
             raise
-        raise InvalidInput(
+        message = (
             f"running its step failed ({error}): what simdev makes up may not fit; give another --length, or {GIVE}"
-        ) from error
+        )
+        rows, counts = (
+            len(inputs["labels"]),
+            re.search(r"input batch_size \((\d+)\) to match target .*\((\d+)\)", str(error)),
+        )
+        if counts and int(counts[1]) % rows == 0 and (int(counts[1]) > int(counts[2]) or int(counts[1]) == rows):
+            raise NeedsArguments(message, [f"labels[{counts[1]}]"]) from error
+        raise InvalidInput(message) from error
 
 
 def _used(error: Exception, names: list[str]) -> list[str]:
@@ -552,7 +564,14 @@ def _transformers(target, name, fields, mode, batch, length, given, optional=())
         keep_layers(config, fields)
         fill_tokens(config)
         make_lists(config)
+        if name.endswith("EncoderModel"):
+            config.is_encoder_decoder = False
+        spoken = getattr(config, "languages", None) or ()
+        if len(spoken) == 1 and getattr(config, "default_language", spoken) is None:  # there is no other
+            config.default_language = spoken[0]
         model = cls(config)
+        if mode in ("train", "inference") and _has_small_cache(model, config):
+            config.use_cache = False
         if given:
             return given(model)
         inputs = _hf_inputs(model, config, batch, length, optional)
@@ -561,19 +580,35 @@ def _transformers(target, name, fields, mode, batch, length, given, optional=())
             return _generation(model.eval(), inputs["input_ids"], mode, target)
         if mode == "inference":
             return InferenceStep(model.eval(), (inputs,), _call)
-        inputs |= _hf_labels(model, config, inputs)
+        inputs |= _hf_labels(model, config, inputs, optional)
         return _training(model, (inputs,), lambda model, inputs: loss_of(_call(model, inputs)))
 
     return build
 
 
+def _has_small_cache(model, config) -> bool:
+    """Whether the default cache of a decoder that stands alone has too few layers, those of the encoder that the
+    configuration has beside it: the model's forward fails then unless it is told to keep no cache."""
+    takes = inspect.signature(model.forward).parameters
+    layers = getattr(config, "decoder_layers", None) or 0
+    return "decoder_input_ids" not in takes and layers > getattr(config, "num_hidden_layers", layers)
+
+
 def make_lists(config) -> None:
     """Turn the tuples of a configuration of transformers, and of those inside it, into lists, as in a checkpoint's:
-    models add them to lists."""
+    models add them to lists. A tuple that the configuration makes of a list stays one: models add it to tuples."""
     for part in _parts(config):
         for key, value in vars(part).items():
-            if isinstance(value, tuple) and not key.startswith("_"):
+            if isinstance(value, tuple) and not key.startswith("_") and not _makes_tuple(type(part), key, value):
                 vars(part)[key] = list(value)
+
+
+def _makes_tuple(config_class, key: str, value: tuple) -> bool:
+    """Whether a class of configurations turns a list that it gets under this name into a tuple."""
+    try:
+        return isinstance(getattr(config_class(**{key: list(value)}), key), tuple)
+    except Exception:  # it wants other fields beside it
+        return False
 
 
 def fill_tokens(config) -> None:
@@ -649,7 +684,8 @@ def _hf_inputs(model, config, batch: int | None, length: int | None, optional: C
     usual = 512 if length or not _by_token(model, config) else 16
     most = getattr(own, "max_position_embeddings", None) or usual  # -1: any number
     tokens = length or min(most if most > 0 else usual, usual, _positions(model))
-    vocabulary = getattr(own, "vocab_size", None) or 1000
+    if not length and getattr(own, "axial_pos_embds", False):  # training takes as many tokens as have a position
+        tokens = math.prod(own.axial_pos_shape)
     count = batch or (8 if model.main_input_name == "pixel_values" else 4)
     if "grid_thw" in takes or ({"spatial_shapes", "pixel_values"} <= takes.keys() and "input_ids" not in takes):
         return _patches(config, takes, count)
@@ -660,7 +696,7 @@ def _hf_inputs(model, config, batch: int | None, length: int | None, optional: C
     inputs = {}
     marked = hasattr(config, "image_token_id") and model.main_input_name == "input_ids"
     if "pixel_values" in named or ("pixel_values" in takes and "input_ids" in takes and not marked):
-        inputs["pixel_values"] = torch.randn(count, *_frames(config, takes), *_image_shape(model, config))
+        inputs["pixel_values"] = torch.randn(count, *_frames(model, config, takes), *_image_shape(model, config))
     several = "input_values" in named and "pixel_values_videos" in takes  # sounds and the pictures to them
     if "pixel_values_videos" in named or several:
         seen = (getattr(part, name, None) for part in _parts(config) for name in ("num_frames", "frames_per_clip"))
@@ -672,23 +708,16 @@ def _hf_inputs(model, config, batch: int | None, length: int | None, optional: C
         inputs["flattened_patches"] = torch.ones(count, 256, _entrance(model) + 2)
     sounds = _sounds(model, config, named, count)
     inputs |= sounds[0]
+    text = getattr(config, "text_config", None)
+    most = getattr(text, "max_position_embeddings", tokens) or tokens
+    tokens = min(tokens, most) if most > 0 else tokens
     if "input_ids" in takes and ("input_ids" in named or main in ("pixel_values", "inputs")):
-        text = getattr(config, "text_config", None)
-        most = getattr(text, "max_position_embeddings", tokens) or tokens
-        tokens = min(tokens, most) if most > 0 else tokens
-        ids = torch.randint(3, max(4, vocabulary - 1), (count, tokens))
-        inputs["input_ids"] = _in_documented_shape(model, "input_ids", ids, _sizes(config, count, tokens))
-        if "SequenceClassification" in type(model).__name__:
-            _end(inputs["input_ids"], own)
-        if "MultipleChoice" in type(model).__name__:  # a text for each choice
-            inputs["input_ids"] = inputs["input_ids"][:, None].repeat(1, CHOICES, 1)
+        inputs["input_ids"] = _text(model, config, count, tokens)
     if "pixel_values" in inputs and "input_ids" in inputs and hasattr(config, "image_token_index"):
         inputs["input_ids"][:, : getattr(config, "num_query_tokens", 1)] = config.image_token_index
     if "qformer_input_ids" in takes:
         inputs["qformer_input_ids"] = torch.randint(3, config.qformer_config.vocab_size, (count, 32))
-    whole = any(word in type(model).__name__ for word in ("SequenceClassification", "QuestionAnswering"))
-    if "decoder_input_ids" in takes and config.is_encoder_decoder and not whole:  # there, both sides read one text
-        inputs["decoder_input_ids"] = torch.randint(3, max(4, vocabulary - 1), (count, min(tokens, 128)))
+    inputs |= _text_of_decoder(model, config, takes, count, tokens)
     if "bbox" in takes:
         inputs["bbox"] = torch.zeros(count, tokens, 4, dtype=torch.int64)
     if "bool_masked_pos" in takes and "Masked" in type(model).__name__:
@@ -699,6 +728,38 @@ def _hf_inputs(model, config, batch: int | None, length: int | None, optional: C
     if len(sounds) > 1 and not _ops_of(model, inputs):
         inputs |= next((other for other in sounds[1:] if _ops_of(model, inputs | other)), {})
     return inputs
+
+
+def _text(model, config, count: int, tokens: int):
+    """The tokens of a text, with the marks that a task wants among them."""
+    own, name = text_config(config), type(model).__name__
+    ids = _in_documented_shape(model, "input_ids", _words(own, count, tokens), _sizes(config, count, tokens))
+    if "SequenceClassification" in name:
+        _end(ids, own)
+    if "QuestionAnswering" in name or "MultipleChoice" in name:
+        _separate(ids, own)
+    return ids[:, None].repeat(1, CHOICES, 1) if "MultipleChoice" in name else ids  # a text for each choice
+
+
+def _words(config, *shape: int):
+    """Random tokens that are none of the first few, which have a meaning of their own."""
+    import torch
+
+    return torch.randint(3, max(4, (getattr(config, "vocab_size", None) or 1000) - 1), shape)
+
+
+def _text_of_decoder(model, config, takes, count: int, tokens: int) -> dict:
+    """The tokens that a decoder reads beside an encoder, if it has its own."""
+    import torch
+
+    whole = any(word in type(model).__name__ for word in ("SequenceClassification", "QuestionAnswering"))
+    if _is_transducer(config, takes):  # a blank before the text
+        blank, text = torch.full((count, 1), config.blank_token_id), torch.randint(1, 20, (count, 20))
+        return {"decoder_input_ids": torch.cat([blank, text], dim=1)}
+    if "decoder_input_ids" not in takes or not config.is_encoder_decoder or whole:  # there, both sides read one text
+        return {}
+    ids = _words(text_config(config), count, min(tokens, 128))
+    return {"decoder_input_ids": _in_documented_shape(model, "decoder_input_ids", ids, _sizes(config, *ids.shape))}
 
 
 def _parts(config) -> list:
@@ -785,6 +846,17 @@ def _end(tokens, config) -> None:
         tokens[:, -1] = token
 
 
+def _separate(tokens, config) -> None:
+    """Put the three marks between a question, a text and the end that RoBERTa's tokens have, and no others: some models
+    look for the question's end."""
+    mark = getattr(config, "sep_token_id", None)
+    if mark is None or tokens.shape[-1] < 8:
+        return
+    tokens[tokens == mark] = 3 if mark != 3 else 4
+    half = tokens.shape[-1] // 2
+    tokens[:, [half, half + 1, -1]] = mark
+
+
 def _positions(model) -> int:
     """How many tokens have a learned position. RoBERTa and its like count positions from the padding's index on."""
     tables = [
@@ -842,9 +914,11 @@ def _series(config, takes, count: int) -> dict:
     return {name: tensor for name, tensor in inputs.items() if name in takes}
 
 
-def _frames(config, takes) -> tuple[int, ...]:
-    """How many images a sample of ``pixel_values`` has, where a sample is a video. The vision tower of a larger model
-    takes them as images."""
+def _frames(model, config, takes) -> tuple[int, ...]:
+    """How many images a sample of ``pixel_values`` has, where a sample is a video, or two images whose points are
+    matched. The vision tower of a larger model takes them as images."""
+    if "KeypointMatching" in type(model).__name__:
+        return (2,)
     videos = getattr(getattr(config, "vision_config", config), "num_frames", None)
     return (videos,) if videos and "pixel_values_videos" not in takes and not config.base_config_key else ()
 
@@ -855,9 +929,17 @@ def _image_shape(model, config) -> tuple[int, int, int]:
     if sizes:
         return sizes[0]
     vision = next((getattr(config, key) for key in ("vision_config", "encoder") if hasattr(config, key)), config)
-    size = getattr(vision, "image_size", None) or 224
+    size = getattr(vision, "image_size", None) or next(_image_sizes(vision), 224)
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     return getattr(vision, "num_channels", None) or 3, height, width
+
+
+def _image_sizes(config) -> Iterator[Any]:
+    """The sizes of images that the configurations inside one give, the outer ones first."""
+    inside = _parts(config)[1:]
+    yield from filter(None, (getattr(part, "image_size", None) for part in inside))
+    for part in inside:
+        yield from _image_sizes(part)
 
 
 def _sound_shape(config) -> tuple[int, ...]:
@@ -870,10 +952,17 @@ def _sound_shape(config) -> tuple[int, ...]:
     return (16_000,)
 
 
-def _hf_labels(model, config, inputs: dict) -> dict:
+def _hf_labels(model, config, inputs: dict, optional: Collection[str] = ()) -> dict:
+    """The labels that a model of transformers takes, by its name and its inputs. ``labels[N]`` among the ``optional``
+    arguments are labels for ``N`` predictions, as many for each sample."""
     import torch
 
     takes, name = inspect.signature(model.forward).parameters, type(model).__name__
+    counted = [int(found[1]) for item in optional if (found := re.fullmatch(r"labels\[(\d+)\]", item))]
+    if counted:
+        rows = len(next(iter(inputs.values())))
+        shape = (rows,) if counted[0] == rows else (rows, counted[0] // rows)
+        return {"labels": torch.zeros(shape, dtype=torch.int64)}
     if not inputs:
         raise InvalidInput(f"simdev makes up none of the inputs of {name}.forward; {GIVE}", source=name)
     rows = len(next(iter(inputs.values())))
@@ -883,6 +972,8 @@ def _hf_labels(model, config, inputs: dict) -> dict:
         return {"return_loss": True} if "return_loss" in takes and len(inputs) > 1 else {}
     if "MultipleChoice" in name or ("Classification" in name and "Token" not in name and "Frame" not in name):
         return {"labels": torch.zeros(rows, dtype=torch.int64)}
+    if _is_transducer(config, takes):
+        return {"labels": inputs["decoder_input_ids"][:, 1:].clone()}
     if "NextSentence" in name or "Segmentation" in name or "Detection" in name:
         return {}
     if "decoder_input_ids" in inputs:
@@ -903,6 +994,11 @@ def _hf_labels(model, config, inputs: dict) -> dict:
     return {}
 
 
+def _is_transducer(config, takes) -> bool:
+    """Whether a model joins each frame of a sound with each token of its text, with a blank among the tokens."""
+    return hasattr(config, "blank_token_id") and {"input_features", "decoder_input_ids", "labels"} <= takes.keys()
+
+
 def _in_documented_shape(model, name: str, ids, sizes: dict):
     """``ids``, repeated to the shape that the documentation of the model's forward gives to an argument: sounds have
     tokens of several codebooks."""
@@ -914,7 +1010,9 @@ def _in_documented_shape(model, name: str, ids, sizes: dict):
 def _sizes(config, rows: int, tokens: int) -> dict:
     """What the axes of documented shapes are called: fields of a configuration and of its parts, and lengths."""
     fields = {key: value for part in (*_parts(config)[1:], config) for key, value in part.to_dict().items()}
-    return fields | {"batch_size": rows, "sequence_length": tokens}
+    if "num_codebooks" not in fields and hasattr(getattr(config, "decoder_config", None), "num_channels"):
+        fields["num_codebooks"] = config.decoder_config.num_channels
+    return fields | {"batch_size": rows, "sequence_length": tokens, "target_sequence_length": tokens}
 
 
 def _generation(model, tokens, mode: str, target: str) -> InferenceStep:

@@ -259,3 +259,58 @@ def test_an_encoder_alone_is_no_encoder_with_a_decoder():
     with torch.device("meta"):
         step = package_step("transformers:T5GemmaEncoderModel")[0]()
     assert set(step.inputs[0]) == {"input_ids"}
+
+
+# what a failing model asks for ---------------------------------------------------------------------------------
+
+
+def test_a_model_is_captured_with_the_field_that_its_error_asks_for(monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture import capture_package
+    from simdev.graphs.capture.remedies import fields_asked
+
+    class Asks(transformers.GPT2Model):
+        def __init__(self, config):
+            assert config.scale_attn_by_inverse_layer_idx, "make sure that `scale_attn_by_inverse_layer_idx=True`."
+            super().__init__(config)
+
+    monkeypatch.setattr(transformers, "AsksModel", Asks, raising=False)
+    small = "n_layer=1,n_embd=8,n_head=2,vocab_size=20,n_positions=16"
+    graph = capture_package(f"transformers:AsksModel[{small}]", length=8)
+    assert graph.meta["source"] == f"transformers:AsksModel[{small},scale_attn_by_inverse_layer_idx=true]"
+    assert "the model has scale_attn_by_inverse_layer_idx=true, without which" in graph.meta["inputs_from"]
+
+    error = ValueError("give `n_layer=3`, not `use_cache=True` or `nothing=1`")
+    assert fields_asked("transformers:GPT2Model", error) == [("n_layer", "3")]
+    assert fields_asked("transformers:GPT2Model[n_layer=5]", error) == [], "a user's field is kept"
+    assert fields_asked("timm:resnet18", error) == []
+
+
+def test_an_open_width_of_heads_is_a_share_of_the_hidden_size():
+    pytest.importorskip("transformers")
+    from simdev.graphs.capture.remedies import widths_of_heads
+
+    assert widths_of_heads("transformers:LlamaModel", ["head_dim"]) == [("head_dim", "128")]
+    assert widths_of_heads("transformers:LlamaModel", ["head_dim", "other"]) == []
+    assert widths_of_heads("transformers:LlamaModel", []) == []
+
+
+def test_a_package_that_is_imported_only_if_it_is_there_is_named(tmp_path):
+    from simdev.graphs.capture.remedies import missing_package
+    from simdev.user_file import import_file
+
+    path = tmp_path / "lacks.py"
+    path.write_text("if False:\n    from absent.parts import transforms\n    import math as sums\n"
+                    "def call():\n    return transforms\ndef other():\n    return sums\n")  # fmt: skip
+
+    def found(function):
+        with pytest.raises(NameError) as failed:
+            function()
+        return missing_package(failed.value)
+
+    lacks = import_file(path)
+    assert found(lacks.call) == "absent: pip install absent"
+    assert found(lacks.other) is None, "math is there"
+    sentence = "Lacks requires the seen library but it was not found. See https://github.com/seen/seen/INSTALL.md\n"
+    assert missing_package(ImportError(sentence)) == "seen: see https://github.com/seen/seen/INSTALL.md"
+    assert missing_package(ImportError(f"{sentence} or `pip install seen`")) == "seen: pip install seen"

@@ -118,15 +118,18 @@ def test_a_field_that_the_default_configuration_leaves_open_is_named():
     assert with_field(f"{model}[b=1]", "a", "2") == f"{model}[b=1,a=2]"
 
 
-def test_a_field_that_a_failing_constructor_reads_is_named():
+def test_the_width_of_heads_that_a_failing_constructor_reads_is_given():
     pytest.importorskip("transformers")
     from simdev.graphs.capture import capture_package
 
     small = "num_hidden_layers=1,hidden_size=64,intermediate_size=64,num_attention_heads=4,num_key_value_heads=2"
     target = f"transformers:MinistralForCausalLM[vocab_size=50,{small}]"
-    with pytest.raises(InvalidInput, match=r"leaves head_dim open: capture .*num_key_value_heads=2,head_dim=\.\.\.]"):
-        capture_package(target, length=8)
-    assert capture_package(f"{target[:-1]},head_dim=16]", length=8).meta["flops"] > 0
+    graph = capture_package(target, length=8)
+    assert graph.meta["source"] == f"{target[:-1]},head_dim=16]"
+    assert graph.meta["inputs_from"].endswith(
+        "(the model has head_dim=16, without which its default configuration fails)"
+    )
+    assert graph.meta["flops"] == capture_package(f"{target[:-1]},head_dim=16]", length=8).meta["flops"]
 
 
 def test_all_fields_that_a_configuration_lacks_are_named_at_once(monkeypatch):

@@ -135,7 +135,7 @@ VERDICTS = ("captured", "not counted", "refused", "wrong")
 def measure(target: str) -> dict:
     """Capture one model and count it again with PyTorch."""
     row = captured(target)
-    return row | recounted(target, 4 * row["parameters"], row.get("optional_inputs", ()))
+    return row | recounted(row.get("captured_as", target), 4 * row["parameters"], row.get("optional_inputs", ()))
 
 
 def captured(target: str) -> dict:
@@ -161,7 +161,11 @@ def captured(target: str) -> dict:
             for label, number in zip(graph.op_names, graph.op_signature, strict=True)
             if graph.signatures[number].startswith("input()")
         ),
-    } | {key: value for key, value in graph.meta.items() if key == "optional_inputs"}
+    } | {
+        name: graph.meta[key]
+        for name, key in (("optional_inputs", "optional_inputs"), ("captured_as", "source"))
+        if graph.meta.get(key, target) != target
+    }
 
 
 def import_package(target: str) -> None:
@@ -631,8 +635,8 @@ def judged(target: str) -> dict:
     row = in_a_fork(lambda: captured(target), SECONDS_OF_A_DRAW)
     if "error" in row:
         return row | {"verdict": "refused"}
-    optional = row.get("optional_inputs", ())
-    again = in_a_fork(lambda: recounted(target, 4 * row["parameters"], optional), SECONDS_OF_A_DRAW)
+    optional, source = row.get("optional_inputs", ()), row.get("captured_as", target)
+    again = in_a_fork(lambda: recounted(source, 4 * row["parameters"], optional), SECONDS_OF_A_DRAW)
     if "error" in again:
         return row | {"verdict": "not counted", "why": again["error"]}
     row |= again

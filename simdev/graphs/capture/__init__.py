@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -159,7 +158,7 @@ def capture_package(
 ) -> ComputationGraph:
     """Capture a model of an installed package by its id, such as ``timm:resnet50``; ``choices`` are those of
     :func:`simdev.graphs.capture.packages.package_step`. A model that uses arguments which it may be called without is
-    captured again with them."""
+    captured again with them, one whose default configuration fails with the fields that its error asks for."""
     need_torch()
     from simdev.graphs.capture.build import BuildFailed
     from simdev.graphs.capture.packages import (
@@ -174,6 +173,7 @@ def capture_package(
         whole_layers,
         with_field,
     )
+    from simdev.graphs.capture.remedies import fields_asked, missing_package, widths_of_heads
     from simdev.graphs.capture.run import MOST_REAL_BYTES
 
     build, own_name, meta = package_step(target, **choices)
@@ -193,11 +193,17 @@ def capture_package(
         cause = cause_of(error)
         if keys := keys_read(cause):
             raise InvalidInput(f"{error.message}{keys}", source=error.source, field=error.field) from error
-        if absent := re.search(r"requires the (\w+) library", str(cause)):
-            raise Unsupported(f"{target} needs the package {absent[1]}: pip install {absent[1]}") from error
+        if absent := missing_package(cause):
+            raise Unsupported(f"{target} needs the package {absent}") from error
+        unset = [] if choices.get("inputs") or "=..." in error.message else unset_fields(target, cause)
+        if follows := fields_asked(target, cause) or widths_of_heads(target, unset):
+            whole = functools.reduce(lambda id, field: with_field(id, *field), follows, target)
+            graph = capture_package(whole, name=name, allow_empty=allow_empty, unroll=unroll, **choices)
+            given = ",".join(f"{field}={value}" for field, value in follows)
+            graph.meta["inputs_from"] += f" (the model has {given}, without which its default configuration fails)"
+            return graph
         if choices.get("inputs") or "=..." in error.message or "in brackets" in error.message:
             raise
-        unset = unset_fields(target, cause)
         fields = fields_read(target, cause)
         if "may not fit" in error.message and fields and not unset:
             remedy = f"{error.message}; or give other fields of its configuration in brackets{fields}"

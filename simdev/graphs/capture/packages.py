@@ -696,7 +696,9 @@ def _hf_inputs(model, config, batch: int | None, length: int | None, optional: C
     inputs = {}
     marked = hasattr(config, "image_token_id") and model.main_input_name == "input_ids"
     if "pixel_values" in named or ("pixel_values" in takes and "input_ids" in takes and not marked):
-        inputs["pixel_values"] = torch.randn(count, *_frames(model, config, takes), *_image_shape(model, config))
+        pairs = "KeypointMatching" in type(model).__name__  # of images with the same points
+        frames = (2,) if pairs else _frames(config, takes)
+        inputs["pixel_values"] = torch.randn(count, *frames, *_image_shape(model, config))
     several = "input_values" in named and "pixel_values_videos" in takes  # sounds and the pictures to them
     if "pixel_values_videos" in named or several:
         seen = (getattr(part, name, None) for part in _parts(config) for name in ("num_frames", "frames_per_clip"))
@@ -914,11 +916,9 @@ def _series(config, takes, count: int) -> dict:
     return {name: tensor for name, tensor in inputs.items() if name in takes}
 
 
-def _frames(model, config, takes) -> tuple[int, ...]:
-    """How many images a sample of ``pixel_values`` has, where a sample is a video, or two images whose points are
-    matched. The vision tower of a larger model takes them as images."""
-    if "KeypointMatching" in type(model).__name__:
-        return (2,)
+def _frames(config, takes) -> tuple[int, ...]:
+    """How many images a sample of ``pixel_values`` has, where a sample is a video. The vision tower of a larger model
+    takes them as images."""
     videos = getattr(getattr(config, "vision_config", config), "num_frames", None)
     return (videos,) if videos and "pixel_values_videos" not in takes and not config.base_config_key else ()
 

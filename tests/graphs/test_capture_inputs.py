@@ -107,6 +107,48 @@ def test_frames_that_move_have_a_text_each():
     assert shapes == {"sample": (3, 4, 2, 32, 32), "encoder_hidden_states": (6, 77, 6)}
 
 
+def test_an_encoded_image_has_the_channels_that_are_decoded(monkeypatch):
+    """The first field counts what the model computes of an image, such as its frequencies."""
+    diffusers = pytest.importorskip("diffusers")
+    from simdev.graphs.capture.packages import package_step
+
+    class Waves(torch.nn.Module):
+        encode = None
+
+        def __init__(self):
+            super().__init__()
+            self.config, self.first = {"in_channels": 6, "out_channels": 3}, torch.nn.Conv2d(6, 8, 3)
+
+        def forward(self, sample):
+            return self.first(torch.cat([sample, sample.sin()], dim=1))
+
+    class Plain(Waves):
+        def forward(self, sample):
+            return self.first(sample)
+
+    for model, channels in ((Waves, 3), (Plain, 6)):
+        monkeypatch.setattr(diffusers, "WavesModel", model, raising=False)
+        assert package_step("diffusers:WavesModel")[0]().inputs[0]["sample"].shape == (1, channels, 128, 128)
+
+
+def test_code_may_look_at_the_inputs_of_a_step(monkeypatch):
+    diffusers = pytest.importorskip("diffusers")
+    from simdev.graphs.capture import capture_package
+
+    class Looks(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.config, self.first = {"in_channels": 4}, torch.nn.Conv2d(4, 8, 3)
+
+        def forward(self, sample):
+            return self.first(sample) * 0 if torch.all(sample == 0) else self.first(sample)
+
+    monkeypatch.setattr(diffusers, "LooksModel", Looks, raising=False)
+    graph = capture_package("diffusers:LooksModel", batch=2)
+    assert "input()->f32[2,4,32,32]" in graph.signatures and "values" not in graph.meta
+    assert "mul" not in graph.kinds, "the image is not all zeros"
+
+
 # transformers --------------------------------------------------------------------------------------------------
 
 

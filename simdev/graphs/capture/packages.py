@@ -574,7 +574,10 @@ def _transformers(target, name, fields, mode, batch, length, given, optional=())
             config.use_cache = False
         if given:
             return given(model)
-        inputs = _hf_inputs(model, config, batch, length, optional)
+        from simdev.graphs.capture.shadows import known_draws
+
+        with known_draws():
+            inputs = _hf_inputs(model, config, batch, length, optional)
         _check_complete(model, inputs, target)
         if mode in ("prefill", "decode"):
             return _generation(model.eval(), inputs["input_ids"], mode, target)
@@ -1062,11 +1065,27 @@ def _diffusers(target, name, fields, mode, batch, length, given, optional=()):
             ) from error
         if given:
             return given(model)
-        inputs = diffusion_inputs(model, batch or 1, optional)
+        from simdev.graphs.capture.shadows import known_draws
+
+        with known_draws():
+            inputs = diffusion_inputs(model, batch or 1, optional)
+        inputs |= _of_channels_decoded(model, inputs)
         _check_complete(model, inputs, target)
         return _unary_named(model, inputs, mode)
 
     return build
+
+
+def _of_channels_decoded(model, inputs: dict) -> dict:
+    """The sample of a model that encodes it, with as many channels as are decoded, if the model takes only these: its
+    field ``in_channels`` may count features that it computes of an image."""
+    import torch
+
+    sample, decoded = inputs.get("sample"), model.config.get("out_channels")
+    if sample is None or not hasattr(model, "encode") or not isinstance(decoded, int) or decoded == sample.shape[1]:
+        return {}
+    other = {"sample": torch.randn(len(sample), decoded, *sample.shape[2:])}
+    return other if not _ops_of(model, inputs) and _ops_of(model, other) else {}
 
 
 def _check_fields(cls, fields: dict, target: str) -> None:

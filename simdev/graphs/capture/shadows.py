@@ -7,6 +7,8 @@ real tensors alone, and answers such questions from it.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -27,6 +29,7 @@ INDEXED = (aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten
 MOST_ELEMENTS = 1 << 20  # larger tensors have no shadow
 MOST_DRAWN = 1 << 12  # nor have larger tensors of random numbers: weights, noise
 SET_DATA = torch.Tensor.data.__set__
+_DRAWN = [MOST_DRAWN]  # the limit that holds, last
 
 
 class Shadows(TorchDispatchMode):
@@ -164,7 +167,7 @@ class Shadows(TorchDispatchMode):
         outputs = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, FakeTensor)]
         drawn = torch.Tag.nondeterministic_seeded in func.tags
         for tensor in outputs:
-            if tensor.numel() > (MOST_DRAWN if drawn and tensor.is_floating_point() else self.most_elements):
+            if tensor.numel() > (_DRAWN[-1] if drawn and tensor.is_floating_point() else self.most_elements):
                 return self._forget(func, args, kwargs)
         given, shape = tree_flatten((args, kwargs))
         reals = [self.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in given]
@@ -220,6 +223,17 @@ class _Exchanges(TorchFunctionMode):
         if func == SET_DATA:
             self._shadows.exchange(*args)
         return out
+
+
+@contextmanager
+def known_draws():
+    """Random numbers that are drawn meanwhile are known, up to the usual size of shadows: inputs of a step, at which
+    its code may look (whether an image is all zeros) as in a real run."""
+    _DRAWN.append(MOST_ELEMENTS)
+    try:
+        yield
+    finally:
+        _DRAWN.pop()
 
 
 def leaves(args) -> list:

@@ -356,3 +356,40 @@ def test_a_package_that_is_imported_only_if_it_is_there_is_named(tmp_path):
     sentence = "Lacks requires the seen library but it was not found. See https://github.com/seen/seen/INSTALL.md\n"
     assert missing_package(ImportError(sentence)) == "seen: see https://github.com/seen/seen/INSTALL.md"
     assert missing_package(ImportError(f"{sentence} or `pip install seen`")) == "seen: pip install seen"
+
+
+def test_a_refusal_names_fields_with_which_a_step_runs(monkeypatch):
+    diffusers = pytest.importorskip("diffusers")
+    from simdev.errors import InvalidInput
+    from simdev.graphs.capture import capture_package
+    from simdev.graphs.capture.remedies import fields_that_run
+
+    class Open(torch.nn.Module):
+        def __init__(self, in_channels=None, patch_size=None, other=None):
+            super().__init__()
+            self.config = {"in_channels": in_channels}
+            self.first = torch.nn.Conv2d(in_channels, 32 // patch_size, 1)
+
+        def forward(self, sample):
+            return self.first(sample)
+
+    class Needs(Open):
+        def __init__(self, in_channels, patch_size):
+            super().__init__(in_channels, patch_size)
+
+    for model in (Open, Needs):
+        monkeypatch.setattr(diffusers, "OpenModel", model, raising=False)
+        assert fields_that_run("diffusers:OpenModel") == "diffusers:OpenModel[in_channels=32,patch_size=2]"
+        assert (
+            fields_that_run("diffusers:OpenModel[in_channels=6]") == "diffusers:OpenModel[in_channels=6,patch_size=2]"
+        )
+        with pytest.raises(InvalidInput, match=r"diffusers:OpenModel\[in_channels=32,patch_size=2\]"):
+            capture_package("diffusers:OpenModel")
+    assert capture_package(fields_that_run("diffusers:OpenModel")).meta["parameters"] == 33 * 16
+
+    class Never(Open):
+        def forward(self, sample):
+            raise ValueError
+
+    monkeypatch.setattr(diffusers, "OpenModel", Never, raising=False)
+    assert fields_that_run("diffusers:OpenModel") is None

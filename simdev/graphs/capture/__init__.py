@@ -160,21 +160,8 @@ def capture_package(
     :func:`simdev.graphs.capture.packages.package_step`. A model that uses arguments which it may be called without is
     captured again with them, one whose default configuration fails with the fields that its error asks for."""
     need_torch()
-    from simdev.graphs.capture.build import BuildFailed
-    from simdev.graphs.capture.packages import (
-        GIVE,
-        cause_of,
-        fields_read,
-        keys_read,
-        needed_arguments,
-        package_step,
-        smaller_model,
-        unset_fields,
-        whole_layers,
-        with_field,
-    )
-    from simdev.graphs.capture.remedies import fields_asked, missing_package, widths_of_heads
-    from simdev.graphs.capture.run import MOST_REAL_BYTES
+    from simdev.graphs.capture.packages import cause_of, needed_arguments, package_step, whole_layers, with_field
+    from simdev.graphs.capture.remedies import fields_that_follow
 
     build, own_name, meta = package_step(target, **choices)
     try:
@@ -185,46 +172,63 @@ def capture_package(
         if needed and not choices.get("inputs"):
             choices = {**choices, "optional": (*tried, *needed)}
             return capture_package(target, name=name, allow_empty=allow_empty, unroll=unroll, **choices)
-        if "smaller model" in error.message and target.startswith("transformers"):
-            fewer = smaller_model(target, MOST_REAL_BYTES)
-            message = error.message.replace("use torch.where or fixed sizes there, or ", "")  # in the package's code
-            message += f", such as {fewer}" if fewer else ""
-            raise InvalidInput(message, source=error.source, field=error.field) from error
-        cause = cause_of(error)
-        if keys := keys_read(cause):
-            raise InvalidInput(f"{error.message}{keys}", source=error.source, field=error.field) from error
-        if absent := missing_package(cause):
-            raise Unsupported(f"{target} needs the package {absent}") from error
-        unset = [] if choices.get("inputs") or "=..." in error.message else unset_fields(target, cause)
-        if follows := fields_asked(target, cause) or widths_of_heads(target, unset):
+        if follows := fields_that_follow(target, cause_of(error)):
             whole = functools.reduce(lambda id, field: with_field(id, *field), follows, target)
             graph = capture_package(whole, name=name, allow_empty=allow_empty, unroll=unroll, **choices)
             given = ",".join(f"{field}={value}" for field, value in follows)
             graph.meta["inputs_from"] += f" (the model has {given}, without which its default configuration fails)"
             return graph
-        if choices.get("inputs") or "=..." in error.message or "in brackets" in error.message:
-            raise
-        fields = fields_read(target, cause)
-        if "may not fit" in error.message and fields and not unset:
-            remedy = f"{error.message}; or give other fields of its configuration in brackets{fields}"
-            raise InvalidInput(remedy, source=error.source, field=error.field) from error
-        if "--" in error.message and not unset:
-            raise
-        if unset:
-            whole = functools.reduce(with_field, unset, target)
-            named = ", ".join(unset) if len(unset) < 4 else f"{len(unset)} fields"
-            remedy = f"its configuration leaves {named} open: capture {whole}"
-        elif isinstance(error.__cause__, BuildFailed) and target.startswith(("transformers", "diffusers")):
-            remedy = f"give other fields of its configuration in brackets{fields}"
-        else:
-            remedy = f"if the inputs that simdev makes up do not fit, {GIVE}"
-            if target.startswith(("transformers", "diffusers")):
-                remedy += "; if the fields of its default configuration do not, give others in brackets"
-                remedy += fields
-        raise InvalidInput(f"{error.message}; {remedy}", source=error.source, field=error.field) from error
+        raise _refusal(target, error, bool(choices.get("inputs"))) from error
     if dropped := whole_layers(target):
         graph.meta["whole_layers"] = dropped
     return _on_gpu(graph, unroll)
+
+
+def _refusal(target: str, error: InvalidInput, inputs_given: bool) -> InvalidInput | Unsupported:
+    """The ``error`` of a package's model, with what to do about it."""
+    from simdev.graphs.capture.build import BuildFailed
+    from simdev.graphs.capture.packages import (
+        GIVE,
+        cause_of,
+        fields_read,
+        keys_read,
+        smaller_model,
+        unset_fields,
+        with_field,
+    )
+    from simdev.graphs.capture.remedies import missing_package, with_example
+    from simdev.graphs.capture.run import MOST_REAL_BYTES
+
+    def refused(message: str) -> InvalidInput:
+        return InvalidInput(message, source=error.source, field=error.field)
+
+    if "smaller model" in error.message and target.startswith("transformers"):
+        fewer = smaller_model(target, MOST_REAL_BYTES)
+        message = error.message.replace("use torch.where or fixed sizes there, or ", "")  # in the package's code
+        return refused(message + (f", such as {fewer}" if fewer else ""))
+    cause = cause_of(error)
+    if keys := keys_read(cause):
+        return refused(f"{error.message}{keys}")
+    if absent := missing_package(cause):
+        return Unsupported(f"{target} needs the package {absent}")
+    if inputs_given or "=..." in error.message or "in brackets" in error.message:
+        return error if inputs_given else refused(with_example(error.message, target))
+    unset = unset_fields(target, cause)
+    fields = fields_read(target, cause)
+    if "may not fit" in error.message and fields and not unset:
+        return refused(f"{error.message}; or give other fields of its configuration in brackets{fields}")
+    if "--" in error.message and not unset:
+        return error
+    if unset:
+        whole = functools.reduce(with_field, unset, target)
+        named = ", ".join(unset) if len(unset) < 4 else f"{len(unset)} fields"
+        return refused(with_example(f"{error.message}; its configuration leaves {named} open: capture {whole}", target))
+    if isinstance(error.__cause__, BuildFailed) and target.startswith(("transformers", "diffusers")):
+        return refused(f"{error.message}; give other fields of its configuration in brackets{fields}")
+    remedy = f"if the inputs that simdev makes up do not fit, {GIVE}"
+    if target.startswith(("transformers", "diffusers")):
+        remedy += f"; if the fields of its default configuration do not, give others in brackets{fields}"
+    return refused(f"{error.message}; {remedy}")
 
 
 def is_package_model(target: str) -> bool:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
+import inspect
+import json
 import linecache
+import math
 import re
 import sys
 import traceback
 from typing import Any
 
-from simdev.graphs.capture.packages import _TARGET, _fields, part_of
+from simdev.graphs.capture.packages import _TARGET, _fields, package_step, part_of, unset_fields, with_field
+
+HEADS = ("num_attention_heads", "attention_head_dim")  # of diffusers
 
 
 def missing_package(error: BaseException) -> str | None:
@@ -32,6 +38,14 @@ def missing_package(error: BaseException) -> str | None:
             if (item.asname or item.name) == error.name and importlib.util.find_spec(package) is None:
                 return f"{package}: pip install {package}"
     return None
+
+
+def fields_that_follow(target: str, error: BaseException) -> list[tuple[str, str]]:
+    """Fields without which the default configuration of a model fails, and their values, if these follow from the
+    ``error`` or from other fields."""
+    if not target.startswith("transformers:"):
+        return []
+    return fields_asked(target, error) or widths_of_heads(target, unset_fields(target, error))
 
 
 def fields_asked(target: str, error: BaseException) -> list[tuple[str, str]]:
@@ -56,6 +70,65 @@ def widths_of_heads(target: str, unset: list[str]) -> list[tuple[str, str]]:
             return []
         found.append((field, str(size // heads)))
     return found
+
+
+def with_example(message: str, target: str) -> str:
+    """A ``message`` that asks for fields, with the id of a model of diffusers whose step runs in place of one whose
+    fields have no values, or behind it."""
+    found = fields_that_run(target) if target.startswith("diffusers:") else None
+    if found is None:
+        return message
+    blank = re.compile(r"capture \S+\[\S*=\.\.\.\S*\]$")
+    return blank.sub(f"capture {found}, for example", message) if blank.search(message) else f"{message}; {found} runs"
+
+
+def fields_that_run(target: str) -> str | None:
+    """The id of a model of diffusers with small values for some of the fields that its class leaves open, with which
+    its step runs; None if it does not with any that are tried, the fewest first."""
+    import diffusers
+    import torch
+
+    match = _TARGET.fullmatch(target)
+    cls, given = (
+        getattr(diffusers, match["model"]) if match else None,
+        _fields(match["fields"], target) if match else {},
+    )
+    takes = inspect.signature(cls).parameters.items()
+    channels = 3 if hasattr(cls, "encode") else 32  # of an image; of a latent, for norms of 32 groups
+    sizes = {name: size for name, item in takes if name not in given and (size := _small(name, channels)) is not None}
+    whole_width = math.prod(item.default for name, item in takes if name in HEADS and isinstance(item.default, int))
+    if "cross_attention_dim" in sizes:  # of a text after its projection
+        sizes["cross_attention_dim"] = whole_width
+    needed = {name for name, item in takes if item.default is item.empty}
+    tried = set()
+    for pattern in ("$", "in_channels$", "(in|out)_channels$", "((in|out)_channels|patch_size)$", "."):
+        chosen = {
+            name: sizes[name] for name, item in takes
+            if name in sizes and (name in needed or (item.default is None and re.match(pattern, name)))
+        }  # fmt: skip
+        whole = functools.reduce(
+            lambda at, name: with_field(at, name, json.dumps(chosen[name], separators=(",", ":"))), chosen, target
+        )
+        if whole in tried or whole == target:
+            continue
+        tried.add(whole)
+        try:
+            with torch.device("meta"):
+                step = package_step(whole)[0]()
+                step.loss(step.model, *step.inputs)
+        except Exception:  # the next fields may make it whole
+            continue
+        return whole
+    return None
+
+
+def _small(name: str, channels: int) -> int | list[int] | None:
+    """A small value of a field of diffusers; None for a name that says too little."""
+    values = {
+        "(in|out)_channels": channels, "block_out_channels": [64, 128], "layers_per_block": 1, "patch_size": 2,
+        r"\w*compression_ratio": 2, "sample_size": 32, r"\w*(_dim|_channels|_dim_t5)": 64,
+    }  # fmt: skip
+    return next((value for pattern, value in values.items() if re.fullmatch(pattern, name)), None)
 
 
 def _config(target: str) -> tuple[Any, dict]:

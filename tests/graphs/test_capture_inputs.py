@@ -1,5 +1,7 @@
 """Inputs that simdev makes up for models of transformers and diffusers, by their code and their documentation."""
 
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -266,7 +268,7 @@ def test_labels_are_as_many_as_the_predictions(monkeypatch):
             return transformers.modeling_outputs.CausalLMOutput(loss=loss)
 
     small = "n_layer=1,n_embd=8,n_head=2,vocab_size=20,n_positions=16"
-    monkeypatch.setattr(transformers, "LongerLMHeadModel", Longer, raising=False)
+    monkeypatch.setattr(sys.modules["transformers"], "LongerLMHeadModel", Longer, raising=False)
     graph = capture_package(f"transformers:LongerLMHeadModel[{small}]", batch=2)
     assert graph.meta["optional_inputs"] == ["labels[96]"]
     assert "input()->i64[2,48]" in graph.signatures
@@ -280,6 +282,15 @@ def test_labels_are_as_many_as_the_predictions(monkeypatch):
     with pytest.raises(Exception, match="--length") as refused:
         _call(Fewer(), {"labels": torch.zeros(4, 2)})
     assert not isinstance(refused.value, NeedsArguments), "there is no whole number of predictions for each sample"
+
+
+def test_labels_of_a_decoder_that_reads_the_text_of_its_encoder():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.packages import _hf_labels
+
+    inputs = {"input_ids": torch.zeros(2, 6), "decoder_input_ids": torch.zeros(2, 4)}
+    labels = _hf_labels(Takes(), transformers.BartConfig(), inputs, ["labels[12]"])["labels"]
+    assert labels.shape == (2, 6) and set(inputs) == {"input_ids"}, "it makes its tokens of one or the other"
 
 
 def test_a_loss_that_does_not_fit_a_model_is_left_out_by_inference():
@@ -316,7 +327,7 @@ def test_a_model_is_captured_with_the_field_that_its_error_asks_for(monkeypatch)
             assert config.scale_attn_by_inverse_layer_idx, "make sure that `scale_attn_by_inverse_layer_idx=True`."
             super().__init__(config)
 
-    monkeypatch.setattr(transformers, "AsksModel", Asks, raising=False)
+    monkeypatch.setattr(sys.modules["transformers"], "AsksModel", Asks, raising=False)
     small = "n_layer=1,n_embd=8,n_head=2,vocab_size=20,n_positions=16"
     graph = capture_package(f"transformers:AsksModel[{small}]", length=8)
     assert graph.meta["source"] == f"transformers:AsksModel[{small},scale_attn_by_inverse_layer_idx=true]"

@@ -963,6 +963,7 @@ def _hf_labels(model, config, inputs: dict, optional: Collection[str] = ()) -> d
     takes, name = inspect.signature(model.forward).parameters, type(model).__name__
     counted = [int(found[1]) for item in optional if (found := re.fullmatch(r"labels\[(\d+)\]", item))]
     if counted:
+        inputs.pop("decoder_input_ids", None)  # as before they were counted
         rows = len(next(iter(inputs.values())))
         shape = (rows,) if counted[0] == rows else (rows, counted[0] // rows)
         return {"labels": torch.zeros(shape, dtype=torch.int64)}

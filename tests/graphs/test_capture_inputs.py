@@ -181,6 +181,15 @@ def test_a_text_has_as_many_tokens_as_positions_on_axes():
     assert _hf_inputs(Takes(), config, 2, 16)["input_ids"].shape == (2, 16)
 
 
+def test_a_text_is_no_longer_than_a_configuration_allows():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.packages import _hf_inputs
+
+    config = transformers.GPT2Config(max_text_len=20, vocab_size=40)
+    assert _hf_inputs(Takes(), config, 2, None)["input_ids"].shape == (2, 20)
+    assert _hf_inputs(Takes(), config, 2, 30)["input_ids"].shape == (2, 30), "a user's length is kept"
+
+
 def test_a_question_ends_at_a_mark():
     transformers = pytest.importorskip("transformers")
     from simdev.graphs.capture.packages import _hf_inputs

@@ -686,7 +686,9 @@ def _hf_inputs(model, config, batch: int | None, length: int | None, optional: C
     takes = inspect.signature(model.forward).parameters
     usual = 512 if length or not _by_token(model, config) else 16
     most = getattr(own, "max_position_embeddings", None) or usual  # -1: any number
-    tokens = length or min(most if most > 0 else usual, usual, _positions(model))
+    tokens = length or min(
+        most if most > 0 else usual, usual, _positions(model), getattr(config, "max_text_len", usual)
+    )
     if not length and getattr(own, "axial_pos_embds", False):  # training takes as many tokens as have a position
         tokens = math.prod(own.axial_pos_shape)
     count = batch or (8 if model.main_input_name == "pixel_values" else 4)

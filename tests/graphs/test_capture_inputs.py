@@ -378,6 +378,50 @@ def test_a_package_that_is_imported_only_if_it_is_there_is_named(tmp_path):
     assert missing_package(ImportError(f"{sentence} or `pip install seen`")) == "seen: pip install seen"
 
 
+def test_an_open_field_is_no_argument_that_is_missing(monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    from simdev.errors import InvalidInput
+    from simdev.graphs.capture import capture_package
+
+    class Opens(transformers.GPT2Config):
+        best = None
+
+    class ChoosesModel(transformers.GPT2Model):
+        config_class = Opens
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.top_k = config.best
+
+        def forward(self, input_ids, attention_mask=None):
+            return super().forward(input_ids, attention_mask=attention_mask)[0].topk(k=self.top_k)
+
+    monkeypatch.setattr(sys.modules["transformers"], "ChoosesModel", ChoosesModel, raising=False)
+    small = "n_layer=1,n_embd=8,n_head=2,vocab_size=20,n_positions=16"
+    with pytest.raises(InvalidInput, match=r"topk.* reads .*best|leaves best open") as refused:
+        capture_package(f"transformers:ChoosesModel[{small}]")
+    assert "attention_mask" not in refused.value.message
+
+
+def test_a_model_without_an_output_to_train_is_captured_without_training(monkeypatch):
+    diffusers = pytest.importorskip("diffusers")
+    from simdev.errors import InvalidInput
+    from simdev.graphs.capture import capture_package
+
+    class Codes(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.config, self.first = {"in_channels": 4}, torch.nn.Conv2d(4, 8, 3)
+
+        def forward(self, sample):
+            return self.first(sample).argmax(1).float()
+
+    monkeypatch.setattr(diffusers, "CodesModel", Codes, raising=False)
+    with pytest.raises(InvalidInput, match="capture it with --mode inference"):
+        capture_package("diffusers:CodesModel")
+    assert capture_package("diffusers:CodesModel", mode="inference").meta["flops"] > 0
+
+
 def test_a_refusal_names_fields_with_which_a_step_runs(monkeypatch):
     diffusers = pytest.importorskip("diffusers")
     from simdev.errors import InvalidInput

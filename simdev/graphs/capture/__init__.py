@@ -206,6 +206,8 @@ def _refusal(target: str, error: InvalidInput, inputs_given: bool) -> InvalidInp
         fewer = smaller_model(target, MOST_REAL_BYTES)
         message = error.message.replace("use torch.where or fixed sizes there, or ", "")  # in the package's code
         return refused(message + (f", such as {fewer}" if fewer else ""))
+    if error.field == "loss":
+        return refused(f"{error.message}, which the model's outputs do not; capture it with --mode inference")
     cause = cause_of(error)
     if keys := keys_read(cause):
         return refused(f"{error.message}{keys}")

@@ -234,6 +234,8 @@ def _unset(target: str, error: BaseException) -> list[str]:
         codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
         code = [code for code in codes if code.co_filename.startswith(inside)][-1:]
         named += [name for one in code for name in (*one.co_names, *one.co_consts) if isinstance(name, str)]
+        for owner, name in attributes_without_value(error):  # what the module calls a field
+            named += re.findall(rf"self\.{name} = (?:\w+\.)*config\.(\w+)", inspect.getsource(type(owner)))
     inner = {f"{key}.": part for key, part in vars(config).items() if hasattr(part, "model_type") and key in named}
     usual = {*given, *vars(transformers.PreTrainedConfig()), "torch_dtype"}  # may stay open in any configuration
     unset = []
@@ -353,7 +355,7 @@ def _call(model, inputs: dict):
             ) from error
         takes = inspect.signature(model.forward).parameters.items()
         left_out = [name for name, item in takes if item.default is None and name not in inputs]
-        if "NoneType" not in str(error) or not left_out:
+        if "NoneType" not in str(error) or not left_out or attributes_without_value(error):
             raise
         used = _used(error, left_out)
         needed = ", ".join(with_shape(model, name) for name in used) or f"one of {', '.join(left_out)}"
@@ -404,6 +406,19 @@ def _used(error: Exception, names: list[str]) -> list[str]:
         here = [name for name in names if name in words and known.get(name, error) is None]
         found, step = here or found, step.tb_next
     return found
+
+
+def attributes_without_value(error: BaseException) -> list[tuple[Any, str]]:
+    """The attributes without a value that the expression which failed reads of its own module: fields of a
+    configuration that are open, not arguments."""
+    import torch
+
+    *_, (frame, line) = [(None, 0), *traceback.walk_tb(error.__traceback__)]
+    owner = frame.f_locals.get("self") if frame is not None else None
+    if not isinstance(owner, torch.nn.Module):
+        return []
+    read = re.findall(r"\bself\.(\w+)", linecache.getline(frame.f_code.co_filename, line))
+    return [(owner, name) for name in dict.fromkeys(read) if getattr(owner, name, error) is None]
 
 
 def _check_parts(model, error: Exception) -> None:

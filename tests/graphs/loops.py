@@ -1,6 +1,7 @@
 """Training loops as people write them, each small: functions that return a step, collected in ``LOOPS`` by name."""
 
 import copy
+import math
 import random
 
 import torch
@@ -1517,13 +1518,28 @@ class Rooted(torch.optim.Optimizer):
             one = torch.eye(len(parameter))
             rest, root = moment / moment.norm() + 0.01 * one, one
             for _ in range(60):
-                if (rest - one).abs().max().item() < group["near"]:
+                if self.distance(rest - one) < group["near"]:
                     break
                 half = (3 * one - rest) / 2
                 rest, root = half @ half @ rest, root @ half
             parameter.sub_(root @ parameter.grad, alpha=group["lr"])
 
+    def distance(self, rest):
+        return rest.abs().max().item()
+
+
+class RootedBySquares(Rooted):
+    """The same, but that Python's own root makes the number."""
+
+    def distance(self, rest):
+        return math.sqrt(rest.square().max().item())
+
 
 @loop
 def roots_until_they_are_near():
     return simple(classify, net(100, 80, 60), Rooted, (x(8, 100), y(8, 60)))
+
+
+@loop
+def roots_until_their_squares_are_near():
+    return simple(classify, net(100, 80, 60), RootedBySquares, (x(8, 100), y(8, 60)))

@@ -26,6 +26,7 @@ OWN_PRODUCTS = (
     "muon_and_adam",
     "optimizer_Adafactor",
     "roots_until_they_are_near",
+    "roots_until_their_squares_are_near",
 )  # products in the update, which is one op of another kind
 GROWING = ("lbfgs",)  # a history of steps, longer after each call
 OTHER_PARAMETERS = {}  # numbers that only an optimizer knows
@@ -136,11 +137,12 @@ def test_a_loop_has_the_products_and_updates_of_its_run(name):
         assert of_products(graph) == pytest.approx(flops, rel=1e-9)
 
 
-def test_numbers_that_steer_an_optimizer_are_true():
+@pytest.mark.parametrize("name", ["roots_until_they_are_near", "roots_until_their_squares_are_near"])
+def test_numbers_that_steer_an_optimizer_are_true(name):
     """The step of the optimizer ends its search by a number that it reads: 60 rounds with a made-up one."""
     from simdev.graphs.capture.run import run
 
-    make = loops.LOOPS["roots_until_they_are_near"]
+    make = loops.LOOPS[name]
     graph, (flops, *_) = run(make, "roots", {}), counted(make)
     updates = sum(int(flops) for flops, phase in zip(graph.op_flops, graph.op_phase, strict=True) if phase == 2)
     products = sum(int(flops) for flops, phase in zip(graph.op_flops, graph.op_phase, strict=True) if phase < 2)

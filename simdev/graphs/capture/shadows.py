@@ -7,7 +7,7 @@ real tensors alone, and answers such questions from it.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -22,7 +22,15 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from simdev.graphs.capture.rehearse import Answers, asks
-from simdev.graphs.capture.trace import BATCH_NORMS, KNOWN_VALUES, MadeUp, is_sparse, wraps_tensors, written_arguments
+from simdev.graphs.capture.trace import (
+    BATCH_NORMS,
+    KNOWN_VALUES,
+    MadeUp,
+    is_sparse,
+    made_up_math,
+    wraps_tensors,
+    written_arguments,
+)
 
 aten = torch.ops.aten
 INDEXED = (aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_)
@@ -47,16 +55,20 @@ class Shadows(TorchDispatchMode):
         self._stale: set[int] = set()  # storages of shadows that missed a write
         self._kept: list = []  # those storages, so that no address is used twice
         self._exchanges: list[_Exchanges] = []
+        self._math: list[AbstractContextManager] = []
 
     def __enter__(self):
         self._exchanges.append(_Exchanges(self))
         self._exchanges[-1].__enter__()
+        self._math.append(made_up_math())
+        self._math[-1].__enter__()
         KNOWN_VALUES.append(self.of)
         return super().__enter__()
 
     def __exit__(self, *error):
         super().__exit__(*error)
         KNOWN_VALUES.pop()
+        self._math.pop().__exit__(*error)
         self._exchanges.pop().__exit__(*error)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

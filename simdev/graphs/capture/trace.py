@@ -7,6 +7,8 @@ in-place write to a transient storage starts a new value (a new version of that 
 from __future__ import annotations
 
 import bisect
+import functools
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -87,6 +89,33 @@ def _still_made_up(name: str):
 
 for _name in "add radd sub rsub mul rmul truediv rtruediv floordiv mod pow rpow neg pos abs round".split():
     setattr(MadeUp, f"__{_name}__", _still_made_up(f"__{_name}__"))
+
+OF_FLOATS = """
+sqrt cbrt exp exp2 expm1 log log2 log10 log1p pow fabs fmod hypot copysign sin cos tan asin acos atan atan2 sinh cosh
+tanh erf
+""".split()  # functions of Python's math that make a plain number of any
+
+
+@contextmanager
+def made_up_math():
+    """Meanwhile, functions of Python's ``math`` make a made-up number of a made-up one."""
+    originals = {name: getattr(math, name) for name in OF_FLOATS if hasattr(math, name)}
+
+    def marked(original):
+        @functools.wraps(original)
+        def compute(*numbers):
+            found = original(*numbers)
+            return MadeUp(found) if any(type(number) is MadeUp for number in numbers) else found
+
+        return compute
+
+    for name, original in originals.items():
+        setattr(math, name, marked(original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(math, name, original)
 
 
 @dataclass(slots=True)

@@ -92,7 +92,8 @@ def _calls(forward) -> list[tuple[str, str, str, int | str]]:
     found: list[tuple[int, int, tuple[str, str, str, int | str]]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and (path := _of_self(node.func)):
-            places = [*enumerate(node.args), *((key.arg, key.value) for key in node.keywords if key.arg)]
+            places: list[tuple[int | str, ast.expr]] = [*enumerate(node.args)]
+            places += [(key.arg, key.value) for key in node.keywords if key.arg]
             for place, item in places:
                 if variable := _variable(item):
                     found.append((node.lineno, 0, ("call", path, variable, place)))

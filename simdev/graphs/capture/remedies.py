@@ -15,6 +15,7 @@ import traceback
 from typing import Any
 
 from simdev.graphs.capture.packages import _TARGET, _fields, package_step, part_of, unset_fields, with_field
+from simdev.graphs.workload import TrainingStep
 
 HEADS = ("num_attention_heads", "attention_head_dim")  # of diffusers
 
@@ -31,10 +32,11 @@ def missing_package(error: BaseException) -> str | None:
     if not isinstance(error, NameError) or not frames:
         return None
     for node in ast.walk(ast.parse("".join(linecache.getlines(frames[-1].f_code.co_filename)))):
-        if not isinstance(node, (ast.Import, ast.ImportFrom)) or getattr(node, "level", 0):
+        if not isinstance(node, (ast.Import, ast.ImportFrom)):
             continue
-        for item in node.names:
-            package = (getattr(node, "module", None) or item.name).partition(".")[0]
+        source = node.module if isinstance(node, ast.ImportFrom) and not node.level else None
+        for item in node.names if source or isinstance(node, ast.Import) else ():
+            package = (source or item.name).partition(".")[0]
             if (item.asname or item.name) == error.name and importlib.util.find_spec(package) is None:
                 return f"{package}: pip install {package}"
     return None
@@ -89,16 +91,14 @@ def fields_that_run(target: str) -> str | None:
     import torch
 
     match = _TARGET.fullmatch(target)
-    cls, given = (
-        getattr(diffusers, match["model"]) if match else None,
-        _fields(match["fields"], target) if match else {},
-    )
+    assert match is not None
+    cls, given = getattr(diffusers, match["model"]), _fields(match["fields"], target)
     takes = inspect.signature(cls).parameters.items()
     channels = 3 if hasattr(cls, "encode") else 32  # of an image; of a latent, for norms of 32 groups
     sizes = {name: size for name, item in takes if name not in given and (size := _small(name, channels)) is not None}
-    whole_width = math.prod(item.default for name, item in takes if name in HEADS and isinstance(item.default, int))
-    if "cross_attention_dim" in sizes:  # of a text after its projection
-        sizes["cross_attention_dim"] = whole_width
+    widths = [item.default for name, item in takes if name in HEADS and isinstance(item.default, int)]
+    if "cross_attention_dim" in sizes and len(widths) == len(HEADS):  # of a text after its projection
+        sizes["cross_attention_dim"] = math.prod(widths)
     needed = {name for name, item in takes if item.default is item.empty}
     tried = set()
     for pattern in ("$", "in_channels$", "(in|out)_channels$", "((in|out)_channels|patch_size)$", "."):
@@ -115,6 +115,7 @@ def fields_that_run(target: str) -> str | None:
         try:
             with torch.device("meta"):
                 step = package_step(whole)[0]()
+                assert isinstance(step, TrainingStep)
                 step.loss(step.model, *step.inputs)
         except Exception:  # the next fields may make it whole
             continue
@@ -124,7 +125,7 @@ def fields_that_run(target: str) -> str | None:
 
 def _small(name: str, channels: int) -> int | list[int] | None:
     """A small value of a field of diffusers; None for a name that says too little."""
-    values = {
+    values: dict[str, int | list[int]] = {
         "(in|out)_channels": channels, "block_out_channels": [64, 128], "layers_per_block": 1, "patch_size": 2,
         r"\w*compression_ratio": 2, "sample_size": 32, r"\w*(_dim|_channels|_dim_t5)": 64,
     }  # fmt: skip

@@ -786,7 +786,7 @@ def draw_lines(given: list[dict]) -> list[str]:
         "| draw | models | captured in the first run | captured | refused, remedy works | refused |",
         "|---|--:|--:|--:|--:|--:|",
     ]
-    for seed, rows in sorted(draws.items()):
+    for seed, rows in draws.items():  # in the order of their making
         done = [row for row in rows if row["verdict"] in ("captured", "not counted")]
         first = [row for row in rows if row.get("first", row["verdict"]) in ("captured", "not counted")]
         obeyed = [row for row in rows if "remedy" in row]

@@ -348,13 +348,15 @@ def test_a_model_is_captured_with_the_field_that_its_error_asks_for(monkeypatch)
     assert fields_asked("timm:resnet18", error) == []
 
 
-def test_an_open_width_of_heads_is_a_share_of_the_hidden_size():
+def test_open_sizes_of_heads_follow_from_others():
     pytest.importorskip("transformers")
-    from simdev.graphs.capture.remedies import widths_of_heads
+    from simdev.graphs.capture.remedies import sizes_of_heads
 
-    assert widths_of_heads("transformers:LlamaModel", ["head_dim"]) == [("head_dim", "128")]
-    assert widths_of_heads("transformers:LlamaModel", ["head_dim", "other"]) == []
-    assert widths_of_heads("transformers:LlamaModel", []) == []
+    assert sizes_of_heads("transformers:LlamaModel", ["head_dim"]) == [("head_dim", "128")]
+    assert sizes_of_heads("transformers:LlamaModel", ["head_dim", "other"]) == []
+    assert sizes_of_heads("transformers:LlamaModel", []) == []
+    both = sizes_of_heads("transformers:LlamaModel[num_attention_heads=16]", ["num_key_value_heads", "head_dim"])
+    assert both == [("num_key_value_heads", "16"), ("head_dim", "256")]
 
 
 def test_a_package_that_is_imported_only_if_it_is_there_is_named(tmp_path):

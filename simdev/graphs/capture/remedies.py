@@ -47,7 +47,7 @@ def fields_that_follow(target: str, error: BaseException) -> list[tuple[str, str
     ``error`` or from other fields."""
     if not target.startswith("transformers:"):
         return []
-    return fields_asked(target, error) or widths_of_heads(target, unset_fields(target, error))
+    return fields_asked(target, error) or sizes_of_heads(target, unset_fields(target, error))
 
 
 def fields_asked(target: str, error: BaseException) -> list[tuple[str, str]]:
@@ -59,18 +59,21 @@ def fields_asked(target: str, error: BaseException) -> list[tuple[str, str]]:
     return [(name, value.lower()) for name, value in unlike.items()]
 
 
-def widths_of_heads(target: str, unset: list[str]) -> list[tuple[str, str]]:
-    """The value of each field that a configuration leaves open, if all of these are the width of an attention head,
-    which is the share of a head in the hidden size unless a configuration says otherwise."""
+def sizes_of_heads(target: str, unset: list[str]) -> list[tuple[str, str]]:
+    """The value of each field that a configuration leaves open, if all of these are about attention heads: their width
+    is a share of the hidden size and each has keys of its own, unless a configuration says otherwise."""
     config, _ = _config(target)
     found = []
     for field in unset:
         path, _, name = field.rpartition(".")
         part = part_of(config, path, target)
         size, heads = (getattr(part, key, None) for key in ("hidden_size", "num_attention_heads"))
-        if name != "head_dim" or not size or not heads or size % heads:
+        if name == "num_key_value_heads" and heads:
+            found.append((field, str(heads)))
+        elif name == "head_dim" and size and heads and size % heads == 0:
+            found.append((field, str(size // heads)))
+        else:
             return []
-        found.append((field, str(size // heads)))
     return found
 
 

@@ -459,3 +459,23 @@ def test_a_refusal_names_fields_with_which_a_step_runs(monkeypatch):
 
     monkeypatch.setattr(diffusers, "OpenModel", Never, raising=False)
     assert fields_that_run("diffusers:OpenModel") is None
+
+
+def test_a_model_has_the_fewest_parts_with_which_its_step_runs(monkeypatch):
+    diffusers = pytest.importorskip("diffusers")
+    from simdev.graphs.capture import capture_package
+
+    class Parts(torch.nn.Module):
+        def __init__(self, has_other: bool = False, has_image: bool = False):
+            super().__init__()
+            self.config = {"in_channels": 4, "has_other": has_other, "has_image": has_image}
+            self.first = torch.nn.Conv2d(4, 8, 1)
+            self.image = torch.nn.Conv2d(8, 8, 1) if has_image else None
+
+        def forward(self, sample):
+            return self.image(self.first(sample))
+
+    monkeypatch.setattr(diffusers, "PartsModel", Parts, raising=False)
+    graph = capture_package("diffusers:PartsModel")
+    assert graph.meta["source"] == "diffusers:PartsModel[has_image=true]"
+    assert "(the model has has_image=true, without which" in graph.meta["inputs_from"]

@@ -14,7 +14,16 @@ import sys
 import traceback
 from typing import Any
 
-from simdev.graphs.capture.packages import _TARGET, _fields, package_step, part_of, unset_fields, with_field
+from simdev.errors import InvalidInput
+from simdev.graphs.capture.packages import (
+    _TARGET,
+    _fields,
+    cause_of,
+    package_step,
+    part_of,
+    unset_fields,
+    with_field,
+)
 from simdev.graphs.workload import TrainingStep
 
 HEADS = ("num_attention_heads", "attention_head_dim")  # of diffusers
@@ -42,12 +51,38 @@ def missing_package(error: BaseException) -> str | None:
     return None
 
 
-def fields_that_follow(target: str, error: BaseException) -> list[tuple[str, str]]:
+def fields_that_follow(target: str, error: InvalidInput) -> list[tuple[str, str]]:
     """Fields without which the default configuration of a model fails, and their values, if these follow from the
     ``error`` or from other fields."""
-    if not target.startswith("transformers:"):
-        return []
-    return fields_asked(target, error) or sizes_of_heads(target, unset_fields(target, error))
+    if target.startswith("transformers:"):
+        cause = cause_of(error)
+        return fields_asked(target, cause) or sizes_of_heads(target, unset_fields(target, cause))
+    asked = re.search(r"in brackets, of \w+\[(.*)\]$", error.message)
+    switches = [(name, "true") for name in re.findall(r"(\w+)=true", asked[1])] if asked else []
+    return next(
+        (chosen for chosen in ([[one] for one in switches] + [switches]) if chosen and _runs(target, chosen)), []
+    )
+
+
+def _runs(target: str, fields: list[tuple[str, str]]) -> bool:
+    """Whether the step of a model with some more fields runs on tensors without memory."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from simdev.graphs.capture.rewrites import as_on_gpu, fake_construction
+    from simdev.graphs.capture.shadows import Shadows
+
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), Shadows(), fake_construction(), as_on_gpu():
+            step = package_step(_with(target, fields))[0]()
+            assert isinstance(step, TrainingStep)
+            step.loss(step.model, *step.inputs)
+    except Exception:  # other fields may make it run
+        return False
+    return True
+
+
+def _with(target: str, fields: list[tuple[str, str]]) -> str:
+    return functools.reduce(lambda at, field: with_field(at, *field), fields, target)
 
 
 def fields_asked(target: str, error: BaseException) -> list[tuple[str, str]]:
@@ -91,7 +126,6 @@ def fields_that_run(target: str) -> str | None:
     """The id of a model of diffusers with small values for some of the fields that its class leaves open, with which
     its step runs; None if it does not with any that are tried, the fewest first."""
     import diffusers
-    import torch
 
     match = _TARGET.fullmatch(target)
     assert match is not None
@@ -103,26 +137,16 @@ def fields_that_run(target: str) -> str | None:
     if "cross_attention_dim" in sizes and len(widths) == len(HEADS):  # of a text after its projection
         sizes["cross_attention_dim"] = math.prod(widths)
     needed = {name for name, item in takes if item.default is item.empty}
-    tried = set()
+    tried: list[list[tuple[str, str]]] = []
     for pattern in ("$", "in_channels$", "(in|out)_channels$", "((in|out)_channels|patch_size)$", "."):
         chosen = {
             name: sizes[name] for name, item in takes
             if name in sizes and (name in needed or (item.default is None and re.match(pattern, name)))
         }  # fmt: skip
-        whole = functools.reduce(
-            lambda at, name: with_field(at, name, json.dumps(chosen[name], separators=(",", ":"))), chosen, target
-        )
-        if whole in tried or whole == target:
-            continue
-        tried.add(whole)
-        try:
-            with torch.device("meta"):
-                step = package_step(whole)[0]()
-                assert isinstance(step, TrainingStep)
-                step.loss(step.model, *step.inputs)
-        except Exception:  # the next fields may make it whole
-            continue
-        return whole
+        fields = [(name, json.dumps(value, separators=(",", ":"))) for name, value in chosen.items()]
+        if fields and fields not in tried and _runs(target, fields):
+            return _with(target, fields)
+        tried.append(fields)
     return None
 
 

@@ -163,13 +163,16 @@ class Takes(torch.nn.Module):
 
 def test_a_tuple_that_a_configuration_makes_stays_one():
     transformers = pytest.importorskip("transformers")
-    from simdev.graphs.capture.packages import make_lists
+    from simdev.graphs.capture.packages import make_lists, package_step
 
     reformer, convolutions = transformers.ReformerConfig(), transformers.ConvNextConfig(hidden_sizes=(4, 8))
     make_lists(reformer)
     make_lists(convolutions)
     assert isinstance(reformer.axial_pos_shape, tuple), "its model adds it to a tuple"
     assert convolutions.hidden_sizes == [4, 8]
+    sizes = "axial_pos_shape=[4,4],axial_pos_embds_dim=[4,4],hidden_size=8,num_attention_heads=2,vocab_size=20"
+    model = package_step(f'transformers:ReformerModel[{sizes},attn_layers=["local"]]')[0]().model
+    assert model.config.axial_pos_shape == (4, 4), "a user's list is one, too"
 
 
 def test_a_text_has_as_many_tokens_as_positions_on_axes():

@@ -575,7 +575,9 @@ def _transformers(target, name, fields, mode, batch, length, given, optional=())
             part = part_of(config, outer, target)
             if not hasattr(part, key) and not hasattr(own, key) and not read(key):
                 raise UnknownName("field", path, vars(part), source=target)
-            setattr(own if part is config and hasattr(own, key) and not hasattr(config, key) else part, key, value)
+            owner = own if part is config and hasattr(own, key) and not hasattr(config, key) else part
+            of_tuple = isinstance(value, list) and isinstance(getattr(owner, key, None), tuple)
+            setattr(owner, key, tuple(value) if of_tuple else value)
         keep_layers(config, fields)
         fill_tokens(config)
         make_lists(config)

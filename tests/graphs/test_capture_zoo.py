@@ -214,10 +214,10 @@ def test_images_of_their_own_sizes_are_rows_of_patches():
 
 
 def test_a_field_may_be_a_list():
-    from simdev.graphs.capture.packages import _TARGET, _fields
+    from simdev.graphs.capture.packages import TARGET, given_fields
 
     def fields(target):
-        return _fields(_TARGET.fullmatch(target)["fields"], target)
+        return given_fields(TARGET.fullmatch(target)["fields"], target)
 
     assert fields('diffusers:Model[axes=[2,3],mask=[[true],[false,true]],rope={"a":1,"b":2},name=x]') == {
         "axes": [2, 3], "mask": [[True], [False, True]], "rope": {"a": 1, "b": 2}, "name": "x",

@@ -33,7 +33,7 @@ A_LOOP_OVER_TOKENS = re.compile(r"for \w+ in range\((seq_?len\w*|sequence_length
 CHOICES = 2  # of a question
 DEPTHS = ("num_hidden_layers", "num_layers", "depth")  # fields for the number of layers
 GIVE = "give a function that returns the inputs and labels of the model by --inputs FILE.py:FUNCTION"
-_TARGET = re.compile(r"(?P<package>\w+):(?P<model>[\w./-]+)(\[(?P<fields>.*)\])?")
+TARGET = re.compile(r"(?P<package>\w+):(?P<model>[\w./-]+)(\[(?P<fields>.*)\])?")
 
 
 class NeedsArguments(InvalidInput):
@@ -64,7 +64,7 @@ def package_step(
     Raises :class:`InvalidInput` for an id, a field or a mode that does not exist, :class:`Unsupported` if the package
     is not installed.
     """
-    match = _TARGET.fullmatch(target)
+    match = TARGET.fullmatch(target)
     if not match or match["package"] not in PACKAGES:
         raise InvalidInput(f"expected PACKAGE:MODEL with a package of {', '.join(PACKAGES)}", source=target)
     package, model = match["package"], match["model"]
@@ -80,7 +80,7 @@ def package_step(
     if package in ("transformers", "diffusers"):
         make = functools.partial(make, optional=optional)
     given = _given(inputs, target, mode, batch, length) if inputs else None
-    build = make(target, model, _fields(match["fields"], target), mode, batch, length, given)
+    build = make(target, model, given_fields(match["fields"], target), mode, batch, length, given)
     changed = "".join(f"-{value}" for value in (mode if mode != "train" else None, match["fields"]) if value)
     source = f"those of {inputs}" if inputs else "made up, by the configuration where it gives sizes"
     meta = {"source": target, "mode": mode, "batch": batch, "inputs_from": source}
@@ -121,7 +121,7 @@ def _given(inputs: str, target: str, mode: str, batch: int | None, length: int |
     return step
 
 
-def _fields(text: str | None, target: str) -> dict:
+def given_fields(text: str | None, target: str) -> dict:
     fields, parts = {}, [""]
     for piece in (text or "").split(","):
         if any(parts[-1].count(start) > parts[-1].count(end) for start, end in ("[]", "{}")):  # inside a list
@@ -169,9 +169,9 @@ def smaller_model(target: str, most_bytes: int) -> str | None:
     import torch
     import transformers
 
-    match = _TARGET.fullmatch(target)
+    match = TARGET.fullmatch(target)
     assert match is not None
-    given = _fields(match["fields"], target)
+    given = given_fields(match["fields"], target)
     whole = getattr(transformers, match["model"]).config_class()
     config = text_config(whole)
     others = {key: part for key, part in vars(whole).items() if hasattr(part, "model_type") and part is not config}
@@ -212,9 +212,9 @@ def _unset(target: str, error: BaseException) -> list[str]:
     """Fields that the default configuration of a model leaves open or lacks, and that ``error`` names as code (`field`)
     or that the function which failed reads. A field of a configuration inside another has the names of both, with a dot
     between them."""
-    match = _TARGET.fullmatch(target)
+    match = TARGET.fullmatch(target)
     assert match is not None
-    given, named = _fields(match["fields"], target), re.findall(r"`(\w+)`", str(error))
+    given, named = given_fields(match["fields"], target), re.findall(r"`(\w+)`", str(error))
     if match["package"] == "diffusers":
         import diffusers
 
@@ -263,7 +263,7 @@ def fields_read(target: str, error: BaseException) -> str:
             r"\b(?:self\.)?(?:config\.)?(\w+_config\.[a-z]\w*|(?<=config\.)[a-z]\w*)", inspect.getsource(type(owner))
         )
         config = frame.f_locals.get("config", vars(owner).get("config"))
-        match = _TARGET.fullmatch(target)
+        match = TARGET.fullmatch(target)
         whole = getattr(getattr(package, match["model"] if match else "", None), "config_class", None)
         inside = [] if whole is None else [key for key, part in vars(whole()).items() if type(part) is type(config)]
         before = f"{inside[0]}." if inside and hasattr(config, "model_type") and type(config) is not whole else ""
@@ -298,9 +298,9 @@ def whole_layers(target: str) -> dict[str, float]:
         return {}
     import transformers
 
-    match = _TARGET.fullmatch(target)
+    match = TARGET.fullmatch(target)
     assert match is not None
-    given = _fields(match["fields"], target)
+    given = given_fields(match["fields"], target)
     drops = layer_drops(getattr(transformers, match["model"]).config_class())
     return {name: share for _, key, name, share in drops if key not in given}
 

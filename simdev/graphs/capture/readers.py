@@ -61,12 +61,10 @@ def _width(layer) -> int | None:
 
     if isinstance(layer, torch.nn.Embedding):
         return None
-    for name in ("in_features", "in_channels"):
-        if isinstance(vars(layer).get(name), int) and isinstance(
-            vars(layer)["_parameters"].get("weight"), torch.Tensor
-        ):
-            return vars(layer)[name]
     weight = vars(layer)["_parameters"].get("weight")
+    for name in ("in_features", "in_channels"):
+        if isinstance(vars(layer).get(name), int) and isinstance(weight, torch.Tensor):
+            return vars(layer)[name]
     normalizes = "Norm" in type(layer).__name__ and not list(layer.children())
     return weight.shape[0] if normalizes and weight is not None and weight.dim() == 1 else None
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from simdev.errors import InvalidInput
 from simdev.graphs.capture.packages import (
-    _TARGET,
-    _fields,
+    TARGET,
     cause_of,
+    given_fields,
     package_step,
     part_of,
     unset_fields,
@@ -127,9 +127,9 @@ def fields_that_run(target: str) -> str | None:
     its step runs; None if it does not with any that are tried, the fewest first."""
     import diffusers
 
-    match = _TARGET.fullmatch(target)
+    match = TARGET.fullmatch(target)
     assert match is not None
-    cls, given = getattr(diffusers, match["model"]), _fields(match["fields"], target)
+    cls, given = getattr(diffusers, match["model"]), given_fields(match["fields"], target)
     takes = inspect.signature(cls).parameters.items()
     channels = 3 if hasattr(cls, "encode") else 32  # of an image; of a latent, for norms of 32 groups
     sizes = {name: size for name, item in takes if name not in given and (size := _small(name, channels)) is not None}
@@ -162,11 +162,11 @@ def _small(name: str, channels: int) -> int | list[int] | None:
 def _config(target: str) -> tuple[Any, dict]:
     """The configuration of a model of transformers with the fields that its id gives, and these; None for another
     model."""
-    match = _TARGET.fullmatch(target)
+    match = TARGET.fullmatch(target)
     if match is None or match["package"] != "transformers":
         return None, {}
     config = getattr(sys.modules["transformers"], match["model"]).config_class()
-    given = _fields(match["fields"], target)
+    given = given_fields(match["fields"], target)
     for path, value in given.items():
         outer, _, key = path.rpartition(".")
         setattr(part_of(config, outer, target), key, value)

@@ -298,8 +298,9 @@ def _code() -> str:
     files = [here / f"{name}.py" for name in (*names, "reshard", "allocations")]
     files += [here.parent / f"{name}.py" for name in ("program", "passes", "hugging_face", "plain")]
     files += [here.parents[1] / "graphs" / "selective.py"]
-    capturing = "trace", "attention", "rewrites", "packages", "diffusion_inputs", "documented_inputs", "vision_ops"
-    files += [here.parents[1] / "graphs" / "capture" / f"{name}.py" for name in capturing]
+    capturing = "trace", "attention", "rewrites", "vision_ops"
+    inputs = "packages", "readers", "diffusion_inputs", "documented_inputs"
+    files += [here.parents[1] / "graphs" / "capture" / f"{name}.py" for name in (*capturing, *inputs)]
     release, _, _ = version("torch").partition("+")  # of the same release, all builds run the same Python code
     return _digest(files, release)
 

@@ -39,7 +39,7 @@ def doors(problem: Problem, alike: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Edges:
+class Crossings:
     """Edges by op: the ``maker`` of a ``tensor`` and its ``reader``, int ``(e,)``. ``ready`` int64 ``(e,)`` ns: the
     maker does not end before. ``rest``: at least so much passes from the reader's start to the end of the step.
     ``length``: the least time to send the tensor."""
@@ -51,15 +51,15 @@ class Edges:
     rest: np.ndarray
     length: np.ndarray
 
-    def between(self, place: np.ndarray) -> Edges:
+    def between(self, place: np.ndarray) -> Crossings:
         """The edges of which both ends have a ``place`` int ``(n,)``, and not the same; -1 is none."""
         maker, reader = place[self.maker], place[self.reader]
         kept = (maker >= 0) & (reader >= 0) & (maker != reader)
         rest = (values[kept] for values in (self.tensor, self.ready, self.rest, self.length))
-        return Edges(maker[kept], reader[kept], *rest)
+        return Crossings(maker[kept], reader[kept], *rest)
 
 
-class Neighbourhood:
+class Vicinity:
     """A set of ops that share a device, and the sets beside it. Each of those is on that device or elsewhere.
 
     ``place`` int ``(n,)``: 0 for the ops of the set, 1, 2, ... for those of its neighbours, -1 for all others.
@@ -67,7 +67,9 @@ class Neighbourhood:
     int ``(2,)`` of the device (:func:`doors`).
     """
 
-    def __init__(self, place: np.ndarray, work: np.ndarray, head, tail, edges: Edges, slots: int, doors: np.ndarray):
+    def __init__(
+        self, place: np.ndarray, work: np.ndarray, head, tail, edges: Crossings, slots: int, doors: np.ndarray
+    ):
         near = np.flatnonzero(place >= 0)
         self.place, self.work, self.head, self.tail = place[near], work[near], head[near], tail[near]
         self.edges, self.slots, self.doors = edges.between(place), slots, doors

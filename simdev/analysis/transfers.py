@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from simdev.analysis.alive import Alive
-from simdev.analysis.doors import NEIGHBOURS, Edges, Neighbourhood, doors, window
+from simdev.analysis.doors import NEIGHBOURS, Crossings, Vicinity, doors, window
 from simdev.problem.problem import Problem
 
 STEPS = 24  # bisections: the bound is found to the relative accuracy of 2^-24 of the range
@@ -111,7 +111,7 @@ def stay_or_send(problem: Problem, head: np.ndarray, below: np.ndarray, fastest:
     - b``; so ``a + b`` plus their work there, divided by the slots, is at most ``T``. The placement does not exist if
     this fails on every device with kernels and memory for all of ``C``, or if more sets than
     there are slots take more than half of ``T`` each. What ``C`` exchanges with the sets beside it takes time, too,
-    wherever they are (:class:`simdev.analysis.doors.Neighbourhood`). A larger ``T`` ties less and allows more, so
+    wherever they are (:class:`simdev.analysis.doors.Vicinity`). A larger ``T`` ties less and allows more, so
     bisection finds a ``T`` that is refuted, and next to one that is not.
 
     The memory of a set is its persistent bytes and, for the worst of some moments, the bytes that must be alive on its
@@ -162,7 +162,7 @@ class _Refuter(_Alike):
         graph, unit = problem.graph, self.unit
         source, target = graph.edge_source, graph.consumers
         ready, quickest = head[source] + fastest[source], self.quickest[graph.edge_tensor]
-        self.edges = Edges(source, target, graph.edge_tensor, ready, below[target], quickest)
+        self.edges = Crossings(source, target, graph.edge_tensor, ready, below[target], quickest)
         self.doors = doors(problem, self.kind)
         sent = ready + quickest + below[target]
         apart = unit[source] != unit[target]
@@ -257,7 +257,7 @@ class _Refuter(_Alike):
         for row in range(len(self.slots)):
             if size[row] > self.memory[row] or (self.op_work[row][place == 0] < 0).any():
                 continue
-            near = Neighbourhood(
+            near = Vicinity(
                 place, self.op_work[row], self.head, self.tail, self.edges, int(self.slots[row]), self.doors[:, row]
             )
             if not near.refutes(limit):

@@ -1004,7 +1004,8 @@ def _hf_labels(model, config, inputs: dict, optional: Collection[str] = ()) -> d
         if "Token" in name:
             return {"labels": torch.zeros_like(ids)}
         del inputs["decoder_input_ids"]
-        return {"labels": _in_documented_shape(model, "labels", ids, _sizes(config, *ids.shape))}
+        ids = ids[:rows]  # a decoder may read a row of each codebook
+        return {"labels": _in_documented_shape(model, "labels", ids, _sizes(config, rows, ids.shape[1]))}
     if "CTC" in name:
         return {"labels": torch.randint(1, 20, (rows, 20))}
     if "input_ids" in inputs:

@@ -18,9 +18,9 @@ def climb(problem, *, rng, budget):
     """Start with all units on one device, and move one random unit to one random device at a time.
 
     If one device cannot hold them all, the start is a contiguous split over all devices, by time or, where a device has
-    no room for the parameters of its part, by parameters as well. A move that does not make the
-    placement worse is kept: fewer bytes over memory count first, then the step time. Units move to accelerators, and
-    also to hosts as long as the placement does not fit. Nothing else is tried.
+    no room for the parameters of its part, by parameters as well. A move that does not make the placement worse is
+    kept: fewer bytes over memory count first, then the step time. Units move to accelerators, and also to hosts as long
+    as the placement does not fit. Nothing else is tried.
     """
     allowed, hosts = choices(problem), choices(problem, hosts=True)
     devices, split = starts(problem, allowed, room=True)

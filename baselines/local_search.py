@@ -12,7 +12,7 @@ from simdev.problem.placement import Placement
 
 @placer("local-search", version=8, family="search", searches=True)
 def local_search(problem, *, rng, budget):
-    """Improve a single device and a contiguous split by moves, and then the best result.
+    """Improve a single device and a contiguous split with room for parameters by moves, and then the best result.
 
     The search and its moves are those of ``long-search``, without the placements of other placers, without the search
     by groups and without annealing. If there is an evaluation for each unit (a quarter of one, if less than 1000 are

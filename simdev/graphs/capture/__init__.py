@@ -161,7 +161,6 @@ def capture_package(
     captured again with them, one whose default configuration fails with the fields that its error asks for."""
     need_torch()
     from simdev.graphs.capture.packages import needed_arguments, package_step, whole_layers, with_field
-    from simdev.graphs.capture.remedies import fields_that_follow
 
     build, own_name, meta = package_step(target, **choices)
     try:
@@ -172,6 +171,8 @@ def capture_package(
         if needed and not choices.get("inputs"):
             choices = {**choices, "optional": (*tried, *needed)}
             return capture_package(target, name=name, allow_empty=allow_empty, unroll=unroll, **choices)
+        from simdev.graphs.capture.remedies import fields_that_follow
+
         if follows := fields_that_follow(target, error):
             whole = functools.reduce(lambda id, field: with_field(id, *field), follows, target)
             graph = capture_package(whole, name=name, allow_empty=allow_empty, unroll=unroll, **choices)

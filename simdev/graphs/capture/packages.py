@@ -385,10 +385,8 @@ def _call(model, inputs: dict):
         message = (
             f"running its step failed ({error}): what simdev makes up may not fit; give another --length, or {GIVE}"
         )
-        rows, counts = (
-            len(inputs["labels"]),
-            re.search(r"input batch_size \((\d+)\) to match target .*\((\d+)\)", str(error)),
-        )
+        rows = len(inputs["labels"])
+        counts = re.search(r"input batch_size \((\d+)\) to match target .*\((\d+)\)", str(error))
         if counts and int(counts[1]) % rows == 0 and (int(counts[1]) > int(counts[2]) or int(counts[1]) == rows):
             raise NeedsArguments(message, [f"labels[{counts[1]}]"]) from error
         raise InvalidInput(message) from error
@@ -607,8 +605,8 @@ def _transformers(target, name, fields, mode, batch, length, given, optional=())
 
 
 def _has_small_cache(model, config) -> bool:
-    """Whether the default cache of a decoder that stands alone has too few layers, those of the encoder that the
-    configuration has beside it: the model's forward fails then unless it is told to keep no cache."""
+    """Whether the cache that a decoder without its encoder makes by default has fewer layers than the decoder: such a
+    cache takes its number of layers from the encoder's field, and the decoder's forward pass then fails."""
     takes = inspect.signature(model.forward).parameters
     layers = getattr(config, "decoder_layers", None) or 0
     return "decoder_input_ids" not in takes and layers > getattr(config, "num_hidden_layers", layers)

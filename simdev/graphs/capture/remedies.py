@@ -97,9 +97,11 @@ def fields_asked(target: str, error: BaseException) -> list[tuple[str, str]]:
 def sizes_of_heads(target: str, unset: list[str]) -> list[tuple[str, str]]:
     """The value of each field that a configuration leaves open, if all of these are about attention heads: their width
     is a share of the hidden size and each has keys of its own, unless a configuration says otherwise."""
-    config, _ = _config(target)
+    config, given = _config(target)
     found = []
     for field in unset:
+        if field in given:  # its value did not help
+            return []
         path, _, name = field.rpartition(".")
         part = part_of(config, path, target)
         size, heads = (getattr(part, key, None) for key in ("hidden_size", "num_attention_heads"))

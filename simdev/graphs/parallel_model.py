@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -84,6 +84,7 @@ class ParallelModel:
     source file of its own builds. ``splits_tokens``: the ranks of ``tp`` divide the tokens between layers (sequence
     parallelism). ``pipeline``: the function builds stages. ``notes`` are sentences about what is not offered, and why.
     ``precision(mesh)`` is the data type of weights and computation on the ranks of a mesh, one of :data:`PRECISIONS`.
+    ``compiled`` holds the kinds of recomputation that ``torch.compile`` changes, and what it makes of them.
     """
 
     name: str
@@ -100,6 +101,7 @@ class ParallelModel:
     pipeline: bool = True
     notes: tuple[str, ...] = ()
     precision: Callable[[Any], str] = usual_precision
+    compiled: Mapping[str, str] = field(default_factory=dict)
 
     def part(self, parameters: Mapping[str, Any], layers: int, start: int = 0) -> Part:
         """``layers`` layers from number ``start`` on; first and last as they are in the whole model. If every n-th
@@ -134,18 +136,19 @@ def parallel_model(
     flops: Callable[[Mapping[str, Any]], float],
     source: str = "",
     checks: Callable[[Mapping[str, Any], Any], None] | None = None,
-    precision: str | None = None,
+    **further: Any,
 ) -> Callable[[Callable[..., Stage]], Callable[..., Stage]]:
     """Register a parallel model under ``name``. ``defaults`` has at least the parameters ``layers``, ``length`` and
-    ``microbatch``. ``precision`` is the same on all meshes; None: :func:`usual_precision`."""
+    ``microbatch``; ``further`` are other fields of :class:`ParallelModel`, of which ``precision`` may be a name, the
+    same on all meshes."""
     for parameter in NEEDED:
         if type(defaults.get(parameter)) is not int:
             raise InvalidInput(f"defaults need a whole number {parameter!r}", source=f"parallel model {name!r}")
 
     def register(function):
-        model = ParallelModel(name, function, sizes, defaults, axes, flops, source, checks)
-        if precision is not None:
-            model = replace(model, precision=partial(_always, precision))
+        model = ParallelModel(name, function, sizes, defaults, axes, flops, source, checks, **further)
+        if isinstance(model.precision, str):
+            model = replace(model, precision=partial(_always, model.precision))
         SHELF.add(model)
         return function
 

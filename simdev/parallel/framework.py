@@ -40,7 +40,8 @@ class Framework:
     their traffic overlaps. ``send_bytes_per_s``: the most that a send between two ranks reaches (0: what the link
     allows). ``slowdown``: how many times longer kernels take beside a collective of their rank. ``parameters``: what
     the framework changes in the defaults of models, by model. ``receive_buffers``: its pipelines keep a buffer for each
-    microbatch (:attr:`simdev.parallel.plan.Plan.receive_buffers`).
+    microbatch (:attr:`simdev.parallel.plan.Plan.receive_buffers`). ``compiled``: layers run under ``torch.compile``
+    (:attr:`simdev.parallel.plan.Plan.compiled`).
     """
 
     name: str
@@ -53,6 +54,7 @@ class Framework:
     slowdown: float = 1.0
     parameters: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     receive_buffers: bool = True
+    compiled: bool = False
 
     @property
     def scale(self) -> dict[str, float]:
@@ -153,6 +155,7 @@ def _read(data: dict, name: str, source: str) -> Framework:
         read.number("slowdown", 1, least=1),
         parameters,
         read("receive_buffers", bool, default=True),
+        read("compiled", bool, default=False),
     )
     read.finish()
     return framework

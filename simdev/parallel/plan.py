@@ -66,6 +66,9 @@ class Plan:
     ``PipelineStage._setup_forward_recv_info`` and ``_setup_backward_recv_info``). Otherwise what was received is freed
     by the backward pass of its microbatch.
 
+    ``compiled``: layers run under ``torch.compile``, which changes some kinds of recomputation
+    (:attr:`~simdev.graphs.parallel_model.ParallelModel.compiled`).
+
     ``stage_meshes`` gives each pipeline rank a mesh of its own (without ``pp``; ``mesh`` then holds ``pp`` alone), and
     ``stage_recompute`` its own recomputation. Their ranks follow one another, and some of the cluster's may be left
     over. A microbatch is then one of the whole pipeline: its sequences (the parameter ``microbatch``) are divided among
@@ -88,6 +91,7 @@ class Plan:
     reshard: str = "always"
     slowdown: float = 1.0
     receive_buffers: bool = True
+    compiled: bool = False
 
     def __post_init__(self):
         if self.stage_meshes or self.stage_recompute:
@@ -203,6 +207,8 @@ class Plan:
             found["microbatch"] = int(self.parameters["microbatch"]) // self.stage_meshes[rank].replicas
         if self.stage_recompute:
             found["recompute"] = self.stage_recompute[rank]
+        if self.compiled and found.get("recompute") in self.model.compiled:
+            found["recompute"] = self.model.compiled[found["recompute"]]
         return found
 
     def rank_of(self, stage: int) -> int:

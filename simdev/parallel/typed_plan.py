@@ -73,6 +73,7 @@ class TypedPlan:
             distributed_optimizer=software.distributed_optimizer,
             slowdown=software.slowdown,
             receive_buffers=software.receive_buffers,
+            compiled=software.compiled,
             reduce_each=self._reduces_each,
             reshard=self.reshard,
         )

@@ -234,7 +234,7 @@ def stage_costs(shared: SharedByPlans, mesh: Mesh, microbatch: int, recompute: s
     anywhere = replace(job.cluster, nodes=0)
     software = job.software
     plan = Plan(job.model, parameters, anywhere, mesh, 2, host=software.host,
-                distributed_optimizer=software.distributed_optimizer)  # fmt: skip
+                distributed_optimizer=software.distributed_optimizer, compiled=software.compiled)  # fmt: skip
     passes = _passes(shared, plan)
     few, counts = _few(job, parameters)[0].layers, np.arange(job.layers + 1)
 

@@ -303,6 +303,7 @@ class Job:
             reshard=choice.reshard,
             slowdown=self.software.slowdown,
             receive_buffers=self.software.receive_buffers,
+            compiled=self.software.compiled,
         )
         plan.parts  # noqa: B018  raises where a stage would have no layer
         if not any_precision and not all(map(self.same_precision, choice.stage_meshes or (mesh,))):

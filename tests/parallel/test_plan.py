@@ -11,6 +11,7 @@ from simdev.parallel import Host, Plan, find_model, load_cluster, parse_mesh
 from simdev.parallel.capture.stage import _capture, capture_stage, captured
 from simdev.parallel.passes import STEP
 from simdev.parallel.plan import prepare, simulate_program
+from simdev.parallel.typed_plan import TypedPlan
 from simdev.sim import validate
 
 pytest.importorskip("torch")
@@ -113,7 +114,7 @@ def test_the_first_stage_of_1f1b_holds_more_activations_than_the_last():
 @pytest.mark.parametrize("mesh", ["dp_shard=2", "dp_shard=2,tp=2"])
 def test_selective_recomputation_runs_every_second_product_and_no_attention_again(mesh):
     counts, live = {}, {}
-    for recompute in ("none", "selective", "full"):
+    for recompute in ("none", "selective", "selective-read", "full"):
         spec, parameters = find_model(TINY.replace("layers=5", f"layers=2,recompute={recompute}"))
         stage = capture_stage(spec, parameters, parse_mesh(mesh), Part(2, False, False), order="FB")
         kinds = [call.kind for call in stage.backward[stage.ONLY].calls]
@@ -122,9 +123,29 @@ def test_selective_recomputation_runs_every_second_product_and_no_attention_agai
         live[recompute] = stage.forward.live_bytes
     products = counts["none"][0]
     assert products == 2 * 2 * 7 and counts["none"][1] == 0
-    assert counts["selective"] == (products + 2 * 3, 0)
+    assert counts["selective"] == counts["selective-read"] == (products + 2 * 3, 0)
     assert counts["full"] == (products + 2 * 6, 2)  # PyTorch stops before a layer's last product: nothing needs it
     assert live["full"] < live["selective"] < live["none"]
+    product = 2 * 32 * 64  # bytes of the last one's result, which its reduce-scatter halves
+    unread = product + (product // 2 if "tp" in mesh else 0)
+    assert live["selective"] - live["selective-read"] == 2 * unread
+
+
+def test_a_compiled_framework_keeps_no_product_that_nothing_reads():
+    typed = {
+        "model": TINY.replace("layers=5", "layers=5,recompute=selective"),
+        "cluster": "dgx-h100",
+        "mesh": "dp_shard=8",
+    }
+    kinds = {}
+    for framework in ("torchtitan", "torchtitan[compiled]", "kempnerforge", "kempnerforge[eager]"):
+        kinds[framework] = TypedPlan(**typed, framework=framework).plan.parameters_of(0)["recompute"]
+    assert kinds == {
+        "torchtitan": "selective",
+        "torchtitan[compiled]": "selective-read",
+        "kempnerforge": "selective-read",
+        "kempnerforge[eager]": "selective",
+    }
 
 
 def test_a_rank_may_have_several_stages():

@@ -4,6 +4,7 @@ import copy
 import math
 import random
 
+import numpy as np
 import torch
 from scripts.lookahead import Lookahead
 from torch import nn
@@ -1533,6 +1534,22 @@ class RootedBySquares(Rooted):
 
     def distance(self, rest):
         return math.sqrt(rest.square().max().item())
+
+
+square_root = math.sqrt  # as "from math import sqrt" has it
+
+
+class RootedByCode(Rooted):
+    """The same, but that functions written in C make plain numbers, which are compared with each other, too."""
+
+    def distance(self, rest):
+        first, second = square_root(rest.square().max().item()), float(np.abs(rest.abs().max().item()))
+        return max(first, second)
+
+
+@loop
+def roots_until_plain_numbers_are_near():
+    return simple(classify, net(100, 80, 60), RootedByCode, (x(8, 100), y(8, 60)))
 
 
 @loop

@@ -137,7 +137,10 @@ def test_a_loop_has_the_products_and_updates_of_its_run(name):
         assert of_products(graph) == pytest.approx(flops, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["roots_until_they_are_near", "roots_until_their_squares_are_near"])
+@pytest.mark.parametrize(
+    "name",
+    ["roots_until_they_are_near", "roots_until_their_squares_are_near", "roots_until_plain_numbers_are_near"],
+)
 def test_numbers_that_steer_an_optimizer_are_true(name):
     """The step of the optimizer ends its search by a number that it reads: 60 rounds with a made-up one."""
     from simdev.graphs.capture.run import run

@@ -47,9 +47,12 @@ from simdev.graphs.capture.selfcheck import (
 from simdev.graphs.capture.shadows import Shadows
 from simdev.graphs.capture.trace import (
     RECOMPUTED,
+    STEERED,
+    MadeUp,
     NeedsValues,
     Tape,
     is_sparse,
+    other_guesses,
     plain_tensors,
     storage_bytes,
     touched_bytes,
@@ -109,8 +112,12 @@ def run(make: Callable[[], Step] | Step, name: str, meta: dict, *, allow_empty: 
 def _run(make: Callable[[], Step] | Step, name: str, meta: dict, allow_empty: bool) -> ComputationGraph:
     with seeded():
         built = build_fake(make, name)
+    reads = MadeUp.reads
     try:
-        return _run_fake(built, name, meta, allow_empty)
+        graph = _run_fake(built, name, meta, allow_empty)
+        if MadeUp.reads != reads:
+            _check_steered_by_nothing(graph, make, name, meta, allow_empty)
+        return graph
     except Exception as error:
         if isinstance(error, SimdevError) and not isinstance(error, NeedsValues):
             raise
@@ -132,6 +139,19 @@ def _run(make: Callable[[], Step] | Step, name: str, meta: dict, allow_empty: bo
         if type(error) is type(first):  # the step is at fault; fake tensors say more
             raise first from None
         raise
+
+
+def _check_steered_by_nothing(graph: ComputationGraph, make, name: str, meta: dict, allow_empty: bool) -> None:
+    """Raise :class:`NeedsValues` if the step is another one when the numbers that were made up for it are others."""
+    with other_guesses():
+        with seeded():
+            built = build_fake(make, name)
+        try:
+            same = _run_fake(built, name, meta, allow_empty).fingerprint == graph.fingerprint
+        except Exception:
+            same = False
+    if not same:
+        raise NeedsValues(STEERED)
 
 
 def remedy_of(error: Exception) -> str | None:

@@ -7,7 +7,7 @@ real tensors alone, and answers such questions from it.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -27,7 +27,6 @@ from simdev.graphs.capture.trace import (
     KNOWN_VALUES,
     MadeUp,
     is_sparse,
-    made_up_math,
     wraps_tensors,
     written_arguments,
 )
@@ -55,20 +54,16 @@ class Shadows(TorchDispatchMode):
         self._stale: set[int] = set()  # storages of shadows that missed a write
         self._kept: list = []  # those storages, so that no address is used twice
         self._exchanges: list[_Exchanges] = []
-        self._math: list[AbstractContextManager] = []
 
     def __enter__(self):
         self._exchanges.append(_Exchanges(self))
         self._exchanges[-1].__enter__()
-        self._math.append(made_up_math())
-        self._math[-1].__enter__()
         KNOWN_VALUES.append(self.of)
         return super().__enter__()
 
     def __exit__(self, *error):
         super().__exit__(*error)
         KNOWN_VALUES.pop()
-        self._math.pop().__exit__(*error)
         self._exchanges.pop().__exit__(*error)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

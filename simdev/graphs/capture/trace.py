@@ -7,14 +7,14 @@ in-place write to a transient storage starts a new value (a new version of that 
 from __future__ import annotations
 
 import bisect
-import functools
-import math
+import random
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import repeat
 from math import prod
 
 import torch
@@ -59,18 +59,24 @@ class NeedsValues(Unsupported):
     """The step cannot run on fake tensors."""
 
 
+STEERED = (
+    "a number that follows from values, which fake tensors do not have, steers an optimizer's own step(); capture a "
+    "smaller model, which simdev runs for real"
+)
+
+
 class MadeUp(float):
     """A number that an optimizer reads on fake tensors, where a real step has one that follows from values. Arithmetic
-    with it is made up, too. A comparison or a whole number, which steers a step, raises :class:`NeedsValues`."""
+    with it is made up, too. A comparison or a whole number, which steers a step, raises :class:`NeedsValues`. Functions
+    written in C make a plain number of it, which may steer a step unseen: a step that read one is captured once more,
+    with other :attr:`guesses`, and has to be the same."""
 
     __slots__ = ()
     reads = 0  # how often one took the place of a number
+    guesses: Iterator[float] = repeat(1000.0)
 
     def steers(self, *_):
-        raise NeedsValues(
-            "an optimizer's own step() compares a number that follows from values, which fake tensors do not have; "
-            "capture a smaller model, which simdev runs for real"
-        )
+        raise NeedsValues(STEERED)
 
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __bool__ = steers  # type: ignore[assignment]
     __int__ = __trunc__ = __floor__ = __ceil__ = steers  # type: ignore[assignment]
@@ -90,32 +96,16 @@ def _still_made_up(name: str):
 for _name in "add radd sub rsub mul rmul truediv rtruediv floordiv mod pow rpow neg pos abs round".split():
     setattr(MadeUp, f"__{_name}__", _still_made_up(f"__{_name}__"))
 
-OF_FLOATS = """
-sqrt cbrt exp exp2 expm1 log log2 log10 log1p pow fabs fmod hypot copysign sin cos tan asin acos atan atan2 sinh cosh
-tanh erf
-""".split()  # functions of Python's math that make a plain number of any
-
 
 @contextmanager
-def made_up_math():
-    """Meanwhile, functions of Python's ``math`` make a made-up number of a made-up one."""
-    originals = {name: getattr(math, name) for name in OF_FLOATS if hasattr(math, name)}
-
-    def marked(original):
-        @functools.wraps(original)
-        def compute(*numbers):
-            found = original(*numbers)
-            return MadeUp(found) if any(type(number) is MadeUp for number in numbers) else found
-
-        return compute
-
-    for name, original in originals.items():
-        setattr(math, name, marked(original))
+def other_guesses():
+    """Meanwhile, each made-up number is another one, from 1e-12 to 1e12."""
+    draw, usual = random.Random(0), MadeUp.guesses
+    MadeUp.guesses = (10 ** draw.uniform(-12, 12) for _ in repeat(None))
     try:
         yield
     finally:
-        for name, original in originals.items():
-            setattr(math, name, original)
+        MadeUp.guesses = usual
 
 
 @dataclass(slots=True)
@@ -329,6 +319,8 @@ class Tape(TorchDispatchMode):
                 if not tensor.is_floating_point():
                     raise
             MadeUp.reads += 1  # ``item()`` returns a plain number, whatever this is: who hears of the call asks
+            self.guessed = True
+            return next(MadeUp.guesses)
         self.guessed = True
         return 1000.0 if tensor.is_floating_point() else 1000
 

@@ -590,7 +590,8 @@ def _inputs(model: TransformersModel, module, part: Part, microbatch: int, lengt
 
 def _own_inputs(module, microbatch: int, length: int | None):
     """Inputs that the configuration implies, with labels (:mod:`simdev.graphs.capture.packages`)."""
-    from simdev.graphs.capture.packages import loss_of, made_up_inputs
+    from simdev.graphs.capture.packages import loss_of
+    from simdev.graphs.capture.transformers_inputs import made_up_inputs
 
     forward = module.forward
     names: list[str] = []

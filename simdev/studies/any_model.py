@@ -215,7 +215,8 @@ def _of_transformers(function, mesh, part: Part, length: int, ep: int):
     from transformers.distributed.configuration_utils import DistributedConfig
     from transformers.distributed.utils import TransformersDeviceMesh
 
-    from simdev.graphs.capture.packages import loss_of, made_up_inputs
+    from simdev.graphs.capture.packages import loss_of
+    from simdev.graphs.capture.transformers_inputs import made_up_inputs
 
     module = function.build(numbers=chosen(function.kinds({}), part.kinds, part.layers)).train()
     sizes = {axis: mesh[axis].size() for axis in mesh.mesh_dim_names}

@@ -177,35 +177,35 @@ def test_a_tuple_that_a_configuration_makes_stays_one():
 
 def test_a_text_has_as_many_tokens_as_positions_on_axes():
     transformers = pytest.importorskip("transformers")
-    from simdev.graphs.capture.packages import _hf_inputs
+    from simdev.graphs.capture.transformers_inputs import hf_inputs
 
     config = transformers.ReformerConfig(axial_pos_shape=(4, 6), vocab_size=40)
-    assert _hf_inputs(Takes(), config, 2, None)["input_ids"].shape == (2, 24)
-    assert _hf_inputs(Takes(), config, 2, 16)["input_ids"].shape == (2, 16)
+    assert hf_inputs(Takes(), config, 2, None)["input_ids"].shape == (2, 24)
+    assert hf_inputs(Takes(), config, 2, 16)["input_ids"].shape == (2, 16)
 
 
 def test_a_text_is_no_longer_than_a_configuration_allows():
     transformers = pytest.importorskip("transformers")
-    from simdev.graphs.capture.packages import _hf_inputs
+    from simdev.graphs.capture.transformers_inputs import hf_inputs
 
     config = transformers.GPT2Config(max_text_len=20, vocab_size=40)
-    assert _hf_inputs(Takes(), config, 2, None)["input_ids"].shape == (2, 20)
-    assert _hf_inputs(Takes(), config, 2, 30)["input_ids"].shape == (2, 30), "a user's length is kept"
+    assert hf_inputs(Takes(), config, 2, None)["input_ids"].shape == (2, 20)
+    assert hf_inputs(Takes(), config, 2, 30)["input_ids"].shape == (2, 30), "a user's length is kept"
 
 
 def test_a_question_ends_at_a_mark():
     transformers = pytest.importorskip("transformers")
-    from simdev.graphs.capture.packages import _hf_inputs
+    from simdev.graphs.capture.transformers_inputs import hf_inputs
 
     config = transformers.LongformerConfig(sep_token_id=5, vocab_size=9, max_position_embeddings=64)
     for name, shape in (("ForQuestionAnswering", (3, 64)), ("ForMultipleChoice", (3, 2, 64))):
-        ids = _hf_inputs(type(f"Takes{name}", (Takes,), {})(), config, 3, 64)["input_ids"]
+        ids = hf_inputs(type(f"Takes{name}", (Takes,), {})(), config, 3, 64)["input_ids"]
         assert ids.shape == shape and ((ids == 5).sum(-1) == 3).all()
 
 
 def test_the_size_of_images_may_lie_deep_inside_a_configuration():
     transformers = pytest.importorskip("transformers")
-    from simdev.graphs.capture.packages import _image_shape
+    from simdev.graphs.capture.transformers_inputs import _image_shape
 
     backbone = transformers.SwinConfig(image_size=96, num_channels=5)
     outer = transformers.PretrainedConfig(vision_config=transformers.PretrainedConfig(backbone_config=backbone))
@@ -235,7 +235,7 @@ def test_the_only_language_is_that_of_the_text():
 
 def test_a_transducer_reads_a_blank_before_its_text():
     transformers = pytest.importorskip("transformers")
-    from simdev.graphs.capture.packages import made_up_inputs
+    from simdev.graphs.capture.transformers_inputs import made_up_inputs
 
     class Transducer(torch.nn.Module):
         main_input_name, config = "input_features", transformers.PretrainedConfig(blank_token_id=21, num_mel_bins=6)
@@ -255,7 +255,7 @@ def test_a_transducer_reads_a_blank_before_its_text():
 
 def test_points_are_matched_in_pairs_of_images():
     transformers = pytest.importorskip("transformers")
-    from simdev.graphs.capture.packages import _hf_inputs
+    from simdev.graphs.capture.transformers_inputs import hf_inputs
 
     class MatchesForKeypointMatching(torch.nn.Module):
         main_input_name = "pixel_values"
@@ -264,7 +264,7 @@ def test_points_are_matched_in_pairs_of_images():
             return pixel_values
 
     config = transformers.PretrainedConfig(image_size=8)
-    assert _hf_inputs(MatchesForKeypointMatching(), config, 2, None)["pixel_values"].shape == (2, 2, 3, 8, 8)
+    assert hf_inputs(MatchesForKeypointMatching(), config, 2, None)["pixel_values"].shape == (2, 2, 3, 8, 8)
 
 
 def test_labels_are_as_many_as_the_predictions(monkeypatch):
@@ -298,10 +298,10 @@ def test_labels_are_as_many_as_the_predictions(monkeypatch):
 
 def test_labels_of_a_decoder_that_reads_the_text_of_its_encoder():
     transformers = pytest.importorskip("transformers")
-    from simdev.graphs.capture.packages import _hf_labels
+    from simdev.graphs.capture.transformers_inputs import hf_labels
 
     inputs = {"input_ids": torch.zeros(2, 6), "decoder_input_ids": torch.zeros(2, 4)}
-    labels = _hf_labels(Takes(), transformers.BartConfig(), inputs, ["labels[12]"])["labels"]
+    labels = hf_labels(Takes(), transformers.BartConfig(), inputs, ["labels[12]"])["labels"]
     assert labels.shape == (2, 6) and set(inputs) == {"input_ids"}, "it makes its tokens of one or the other"
 
 

@@ -229,7 +229,7 @@ def test_a_field_may_be_a_list():
 def test_a_video_model_gets_its_frames():
     from types import SimpleNamespace
 
-    from simdev.graphs.capture.packages import _frames
+    from simdev.graphs.capture.transformers_inputs import _frames
 
     videos, tower = (SimpleNamespace(num_frames=8, base_config_key=key) for key in ("", "vision_config"))
     both = SimpleNamespace(vision_config=tower, base_config_key="")
@@ -414,7 +414,7 @@ def test_a_missing_key_names_all_that_are_read():
 
 def test_a_model_that_computes_token_by_token_gets_few_tokens():
     transformers = pytest.importorskip("transformers")
-    from simdev.graphs.capture.packages import made_up_inputs
+    from simdev.graphs.capture.transformers_inputs import made_up_inputs
 
     def tokens(name, **fields):
         cls = getattr(transformers, name)
@@ -483,7 +483,7 @@ def test_positions_begin_after_the_padding():
     """RoBERTa has 512 positions, of which tokens use those from 2 on: a real step of 512 tokens fails."""
     import torch
 
-    from simdev.graphs.capture.packages import _positions
+    from simdev.graphs.capture.transformers_inputs import _positions
 
     model = torch.nn.Module()
     model.position_embeddings = torch.nn.Embedding(512, 4, padding_idx=1)
@@ -568,7 +568,7 @@ def test_a_spectrogram_has_the_shape_that_a_model_takes():
     import torch
     import transformers
 
-    from simdev.graphs.capture.packages import _hf_inputs
+    from simdev.graphs.capture.transformers_inputs import hf_inputs
 
     class Listens(torch.nn.Module):
         main_input_name, axis = "input_features", 1
@@ -586,7 +586,7 @@ def test_a_spectrogram_has_the_shape_that_a_model_takes():
             return self.first(input_features) * input_features_mask[..., None]
 
     def shapes(model, **fields):
-        made = _hf_inputs(model, transformers.PretrainedConfig(**fields), 2, None)
+        made = hf_inputs(model, transformers.PretrainedConfig(**fields), 2, None)
         return {name: tuple(tensor.shape) for name, tensor in made.items()}
 
     masked = {"input_features_mask": (2, 1000)}
@@ -733,7 +733,7 @@ def test_inputs_that_a_model_refuses_are_not_called_labels():
 def test_a_text_to_classify_has_one_end():
     import torch
 
-    from simdev.graphs.capture.packages import _end
+    from simdev.graphs.capture.transformers_inputs import _end
 
     class Config:
         eos_token_id = 5
@@ -749,7 +749,7 @@ def test_a_text_to_classify_has_one_end():
 def test_the_size_of_images_is_that_of_a_model_of_timm_inside():
     import torch
 
-    from simdev.graphs.capture.packages import _image_shape
+    from simdev.graphs.capture.transformers_inputs import _image_shape
 
     class Config:
         image_size, num_channels = 64, 1
@@ -920,7 +920,7 @@ def test_tokens_of_sounds_have_a_dimension_of_codebooks():
     import torch
     from transformers import BertConfig
 
-    from simdev.graphs.capture.packages import made_up_inputs
+    from simdev.graphs.capture.transformers_inputs import made_up_inputs
 
     class Sounds(torch.nn.Module):
         main_input_name, config = "input_ids", BertConfig(num_codebooks=5)
@@ -975,7 +975,7 @@ def test_an_argument_of_a_part_has_the_shape_of_its_documentation():
     import torch
     from transformers import BertConfig
 
-    from simdev.graphs.capture.packages import _hf_inputs
+    from simdev.graphs.capture.transformers_inputs import hf_inputs
 
     class Decoder(torch.nn.Module):
         main_input_name = "latents"
@@ -987,7 +987,7 @@ def test_an_argument_of_a_part_has_the_shape_of_its_documentation():
             """
             return latents
 
-    inputs = _hf_inputs(Decoder(), BertConfig(hidden_size=24), 3, None)
+    inputs = hf_inputs(Decoder(), BertConfig(hidden_size=24), 3, None)
     assert {name: tuple(tensor.shape) for name, tensor in inputs.items()} == {"latents": (3, 24, 77)}
 
 

@@ -12,7 +12,6 @@ import importlib.util
 import inspect
 import json
 import linecache
-import math
 import re
 import sys
 import traceback
@@ -22,17 +21,15 @@ from typing import Any
 
 from simdev.errors import InvalidInput, UnknownName, Unsupported
 from simdev.graphs.capture.diffusion_inputs import diffusion_inputs
-from simdev.graphs.capture.documented_inputs import documented, documented_shape, with_shape
+from simdev.graphs.capture.documented_inputs import with_shape
+from simdev.graphs.capture.transformers_inputs import GIVE, hf_inputs, hf_labels, ops_of, parts_of, text_config
 from simdev.graphs.capture.vision_ops import define_missing_operators
 from simdev.graphs.workload import InferenceStep, Step, TrainingStep
 from simdev.user_file import import_file, neighbours
 
 PACKAGES = ("timm", "torchvision", "transformers", "diffusers")
 MODES = ("train", "inference", "prefill", "decode")
-A_LOOP_OVER_TOKENS = re.compile(r"for \w+ in range\((seq_?len\w*|sequence_length|hidden_states\.shape\[1\])\)")
-CHOICES = 2  # of a question
 DEPTHS = ("num_hidden_layers", "num_layers", "depth")  # fields for the number of layers
-GIVE = "give a function that returns the inputs and labels of the model by --inputs FILE.py:FUNCTION"
 TARGET = re.compile(r"(?P<package>\w+):(?P<model>[\w./-]+)(\[(?P<fields>.*)\])?")
 
 
@@ -592,13 +589,13 @@ def _transformers(target, name, fields, mode, batch, length, given, optional=())
         from simdev.graphs.capture.shadows import known_draws
 
         with known_draws():
-            inputs = _hf_inputs(model, config, batch, length, optional)
+            inputs = hf_inputs(model, config, batch, length, optional)
         _check_complete(model, inputs, target)
         if mode in ("prefill", "decode"):
             return _generation(model.eval(), inputs["input_ids"], mode, target)
         if mode == "inference":
             return InferenceStep(model.eval(), (inputs,), _call)
-        inputs |= _hf_labels(model, config, inputs, optional)
+        inputs |= hf_labels(model, config, inputs, optional)
         return _training(model, (inputs,), lambda model, inputs: loss_of(_call(model, inputs)))
 
     return build
@@ -615,7 +612,7 @@ def _has_small_cache(model, config) -> bool:
 def make_lists(config) -> None:
     """Turn the tuples of a configuration of transformers, and of those inside it, into lists, as in a checkpoint's:
     models add them to lists. A tuple that the configuration makes of a list stays one: models add it to tuples."""
-    for part in _parts(config):
+    for part in parts_of(config):
         for key, value in vars(part).items():
             if isinstance(value, tuple) and not key.startswith("_") and not _makes_tuple(type(part), key, value):
                 vars(part)[key] = list(value)
@@ -652,14 +649,6 @@ def part_of(config, path: str, target: str):
     return config
 
 
-def text_config(config):
-    """The configuration of a model's text part, or ``config`` itself if the model has several."""
-    try:
-        return config.get_text_config()
-    except ValueError:
-        return config
-
-
 def layer_drops(config, inside: str = "") -> Iterator[tuple[Any, str, str, float]]:
     """The shares of layers that a configuration of transformers, or one inside it, leaves out at random:
     ``(configuration, field, the field's name from outside, share)``."""
@@ -684,357 +673,6 @@ def loss_of(outcome):
     if found is None:
         return _mean_of(outcome)
     return found if found.numel() == 1 else found.mean()  # some codecs give a loss of each sample
-
-
-def made_up_inputs(model, batch: int, length: int | None) -> dict:
-    """Inputs and labels for a training step of a model of transformers, by name, from its configuration."""
-    inputs = _hf_inputs(model, model.config, batch, length)
-    return inputs | _hf_labels(model, model.config, inputs)
-
-
-def _hf_inputs(model, config, batch: int | None, length: int | None, optional: Collection[str] = ()) -> dict:
-    """The arguments that a model's forward needs, by its main input and its configuration, and its ``optional`` ones
-    for which there is a rule."""
-    import torch
-
-    own = text_config(config)
-    takes = inspect.signature(model.forward).parameters
-    usual = 512 if length or not _by_token(model, config) else 16
-    most = getattr(own, "max_position_embeddings", None) or usual  # -1: any number
-    tokens = length or min(
-        most if most > 0 else usual, usual, _positions(model), getattr(config, "max_text_len", usual)
-    )
-    if not length and getattr(own, "axial_pos_embds", False):  # training takes as many tokens as have a position
-        tokens = math.prod(own.axial_pos_shape)
-    count = batch or (8 if model.main_input_name == "pixel_values" else 4)
-    if "grid_thw" in takes or ({"spatial_shapes", "pixel_values"} <= takes.keys() and "input_ids" not in takes):
-        return _patches(config, takes, count)
-    if model.main_input_name == "past_values":
-        return _series(config, takes, batch or 32)
-    main = model.main_input_name if isinstance(model.main_input_name, str) else ""
-    named = {name for name, item in takes.items() if item.default is item.empty} | {main, *optional}
-    inputs = {}
-    marked = hasattr(config, "image_token_id") and model.main_input_name == "input_ids"
-    if "pixel_values" in named or ("pixel_values" in takes and "input_ids" in takes and not marked):
-        pairs = "KeypointMatching" in type(model).__name__  # of images with the same points
-        frames = (2,) if pairs else _frames(config, takes)
-        inputs["pixel_values"] = torch.randn(count, *frames, *_image_shape(model, config))
-    several = "input_values" in named and "pixel_values_videos" in takes  # sounds and the pictures to them
-    if "pixel_values_videos" in named or several:
-        seen = (getattr(part, name, None) for part in _parts(config) for name in ("num_frames", "frames_per_clip"))
-        frames = next(filter(None, seen), 8)
-        inputs["pixel_values_videos"] = torch.randn(
-            count if several else batch or 1, frames, *_image_shape(model, config)
-        )
-    if "flattened_patches" in named:  # a row for each patch, after its place
-        inputs["flattened_patches"] = torch.ones(count, 256, _entrance(model) + 2)
-    sounds = _sounds(model, config, named, count)
-    inputs |= sounds[0]
-    text = getattr(config, "text_config", None)
-    most = getattr(text, "max_position_embeddings", tokens) or tokens
-    tokens = min(tokens, most) if most > 0 else tokens
-    if "input_ids" in takes and ("input_ids" in named or main in ("pixel_values", "inputs")):
-        inputs["input_ids"] = _text(model, config, count, tokens)
-    if "pixel_values" in inputs and "input_ids" in inputs and hasattr(config, "image_token_index"):
-        inputs["input_ids"][:, : getattr(config, "num_query_tokens", 1)] = config.image_token_index
-    if "qformer_input_ids" in takes:
-        inputs["qformer_input_ids"] = torch.randint(3, config.qformer_config.vocab_size, (count, 32))
-    inputs |= _text_of_decoder(model, config, takes, count, tokens)
-    if "bbox" in takes:
-        inputs["bbox"] = torch.zeros(count, tokens, 4, dtype=torch.int64)
-    if "bool_masked_pos" in takes and "Masked" in type(model).__name__:
-        side = config.image_size // config.patch_size
-        inputs["bool_masked_pos"] = torch.zeros(count, side * side, dtype=torch.bool)
-    asked = named - {*inputs, "inputs"}  # which is another name for one of them
-    inputs = documented(model, config.to_dict(), {"batch": count}, {}, asked) | inputs
-    if len(sounds) > 1 and not _ops_of(model, inputs):
-        inputs |= next((other for other in sounds[1:] if _ops_of(model, inputs | other)), {})
-    return inputs
-
-
-def _text(model, config, count: int, tokens: int):
-    """The tokens of a text, with the marks that a task wants among them."""
-    own, name = text_config(config), type(model).__name__
-    ids = _in_documented_shape(model, "input_ids", _words(own, count, tokens), _sizes(config, count, tokens))
-    if "SequenceClassification" in name:
-        _end(ids, own)
-    if "QuestionAnswering" in name or "MultipleChoice" in name:
-        _separate(ids, own)
-    return ids[:, None].repeat(1, CHOICES, 1) if "MultipleChoice" in name else ids  # a text for each choice
-
-
-def _words(config, *shape: int):
-    """Random tokens that are none of the first few, which have a meaning of their own."""
-    import torch
-
-    return torch.randint(3, max(4, (getattr(config, "vocab_size", None) or 1000) - 1), shape)
-
-
-def _text_of_decoder(model, config, takes, count: int, tokens: int) -> dict:
-    """The tokens that a decoder reads beside an encoder, if it has its own."""
-    import torch
-
-    whole = any(word in type(model).__name__ for word in ("SequenceClassification", "QuestionAnswering"))
-    if _is_transducer(config, takes):  # a blank before the text
-        blank, text = torch.full((count, 1), config.blank_token_id), torch.randint(1, 20, (count, 20))
-        return {"decoder_input_ids": torch.cat([blank, text], dim=1)}
-    if "decoder_input_ids" not in takes or not config.is_encoder_decoder or whole:  # there, both sides read one text
-        return {}
-    ids = _words(text_config(config), count, min(tokens, 128))
-    return {"decoder_input_ids": _in_documented_shape(model, "decoder_input_ids", ids, _sizes(config, *ids.shape))}
-
-
-def _parts(config) -> list:
-    """A configuration and those inside it."""
-    return [config, *(part for part in vars(config).values() if hasattr(part, "model_type"))]
-
-
-def _entrance(model) -> int:
-    """How many numbers the first layer of a model reads for each place."""
-    read = (getattr(module, name, None) for module in model.modules() for name in ("in_features", "in_channels"))
-    return next((size for size in read if isinstance(size, int) and size > 1), 80)
-
-
-def _sounds(model, config, named: Collection[str], count: int) -> list[dict]:
-    """Spectrograms and waves, as far as they are among the ``named`` arguments, in each shape that the model may take,
-    the likeliest first."""
-    import torch
-
-    spectrum = next((name for name in ("input_features", "audio_mel") if name in named), None)
-    sounds = _spectrograms(model, config, spectrum, named, count) if spectrum else [{}]
-    if "input_values" not in named:
-        return sounds
-    waves = dict.fromkeys((_sound_shape(config), (1, 16_000), (16_000,)))
-    return [sound | {"input_values": torch.randn(count, *shape)} for sound in sounds for shape in waves]
-
-
-def _spectrograms(model, config, spectrum: str, named: Collection[str], count: int) -> list[dict]:
-    """Spectrograms under the name ``spectrum``, and their mask if it is among the ``named`` arguments, in each shape:
-    models differ in whether bins or frames come first, and in the part of their configuration that knows how many bins
-    there are, if any; bins that are stacked are as many as the first layer reads."""
-    import torch
-
-    frames_first = ("input_feat_per_channel", "feature_projection_input_dim")
-    names = (*frames_first, "num_mel_bins", "feature_size", "input_dim", "input_size")
-    known = [(name, getattr(part, name)) for part in _parts(config) for name in names if hasattr(part, name)]
-    bins = dict.fromkeys((*(size for _, size in known if isinstance(size, int)), 80, 128, _entrance(model)))
-    frames = min(2 * getattr(config, "max_source_positions", 500), 3000)
-    shapes = [shape for size in bins for shape in ((size, frames), (frames, size))]
-    if known and known[0][0] in frames_first:
-        shapes[:2] = shapes[1::-1]
-    masks = {"attention_mask", f"{spectrum}_mask"} & set(named)
-    mask = {name: torch.ones(count, frames, dtype=torch.int64) for name in masks}
-    if "audio_mel_mask" in mask:  # of what is no sound
-        mask["audio_mel_mask"] = torch.zeros(count, frames, dtype=torch.bool)
-    return [{spectrum: torch.randn(count, *shape), **mask} for shape in shapes]
-
-
-def _by_token(model, config) -> bool:
-    """Whether a model computes token by token, as state-space models do without their kernels: each token adds ops.
-    Code that has such a loop may have another way beside it, so the model runs twice."""
-    names = {type(module).__module__ for module in model.modules()}
-    own = [sys.modules[name] for name in names if name.startswith("transformers.")]
-    if not any(A_LOOP_OVER_TOKENS.search(inspect.getsource(module)) for module in own):
-        return False
-    few, more = (_ops_of(model, _hf_inputs(model, config, 1, length)) for length in (8, 24))
-    return more - few >= 24 - 8
-
-
-def _ops_of(model, inputs: dict) -> int:
-    """How many ops the forward pass of a model has; 0 if it fails."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Count(TorchDispatchMode):
-        ops = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.ops += 1
-            return func(*args, **(kwargs or {}))
-
-    with torch.no_grad(), Count() as counted:
-        try:
-            model(**inputs)
-        except Exception:  # the step will tell
-            return 0
-    return counted.ops
-
-
-def _end(tokens, config) -> None:
-    """End every text, and no text within: some classifiers read the features of the end."""
-    end = getattr(config, "eos_token_id", None)
-    for token in end if isinstance(end, list) else [end] * (end is not None):
-        tokens[tokens == token] = 3 if token != 3 else 4
-        tokens[:, -1] = token
-
-
-def _separate(tokens, config) -> None:
-    """Put the three marks between a question, a text and the end that RoBERTa's tokens have, and no others: some models
-    look for the question's end."""
-    mark = getattr(config, "sep_token_id", None)
-    if mark is None or tokens.shape[-1] < 8:
-        return
-    tokens[tokens == mark] = 3 if mark != 3 else 4
-    half = tokens.shape[-1] // 2
-    tokens[:, [half, half + 1, -1]] = mark
-
-
-def _positions(model) -> int:
-    """How many tokens have a learned position. RoBERTa and its like count positions from the padding's index on."""
-    tables = [
-        (module.weight.shape[0], module.padding_idx)
-        for name, module in model.named_modules()
-        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None
-    ]
-    return min((rows - padding - 1 for rows, padding in tables), default=1 << 20)
-
-
-def _patches(config, takes, count: int) -> dict:
-    """Images as a vision tower takes them that runs on patches: all in one list, with the grid of each image, or a row
-    of patches for each image."""
-    import torch
-
-    if "grid_thw" not in takes:
-        return _rows_of_patches(config, takes, count)
-    side, channels = 16, getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
-    width = channels * (getattr(config, "temporal_patch_size", None) or 1) * config.patch_size**2
-    patches = torch.randn(count * side * side, width)
-    grids = torch.tensor([[1, side, side]] * count)
-    return {"pixel_values" if "pixel_values" in takes else "hidden_states": patches, "grid_thw": grids}
-
-
-def _rows_of_patches(config, takes, count: int) -> dict:
-    """Images of their own sizes as a vision tower takes them: the patches of each image in a row, how many the image
-    has in each direction, and which of the row are patches."""
-    import torch
-
-    side = math.isqrt(getattr(config, "num_patches", None) or 256)
-    width = getattr(config, "num_channels", 3) * config.patch_size**2
-    shapes = torch.full((count, 2), side)
-    mask = {"pixel_attention_mask": torch.ones(count, side * side, dtype=torch.int64)}
-    patches = {"pixel_values": torch.randn(count, side * side, width), "spatial_shapes": shapes}
-    return patches | {name: tensor for name, tensor in mask.items() if name in takes}
-
-
-def _series(config, takes, count: int) -> dict:
-    """Observed values of time series with the features of each point in time, and what is predicted."""
-    import torch
-
-    if getattr(config, "lags_sequence", None) is None:
-        channels = getattr(config, "num_input_channels", None)
-        series = torch.randn(count, config.context_length, *([channels] if channels else []))
-        others = {"past_values_padding": torch.zeros_like(series), "freq": torch.zeros(count, 1, dtype=torch.int64)}
-        return {"past_values": series} | {name: tensor for name, tensor in others.items() if name in takes}
-    past, future = config.context_length + max(config.lags_sequence), config.prediction_length
-    inputs = {
-        "past_values": torch.randn(count, past),
-        "past_time_features": torch.randn(count, past, config.num_time_features),
-        "past_observed_mask": torch.ones(count, past),
-        "future_values": torch.randn(count, future),
-        "future_time_features": torch.randn(count, future, config.num_time_features),
-    }
-    return {name: tensor for name, tensor in inputs.items() if name in takes}
-
-
-def _frames(config, takes) -> tuple[int, ...]:
-    """How many images a sample of ``pixel_values`` has, where a sample is a video. The vision tower of a larger model
-    takes them as images."""
-    videos = getattr(getattr(config, "vision_config", config), "num_frames", None)
-    return (videos,) if videos and "pixel_values_videos" not in takes and not config.base_config_key else ()
-
-
-def _image_shape(model, config) -> tuple[int, int, int]:
-    given = (getattr(module, "pretrained_cfg", None) for module in model.modules())  # of a model of timm inside
-    sizes = [found["input_size"] for found in given if isinstance(found, dict) and "input_size" in found]
-    if sizes:
-        return sizes[0]
-    vision = next((getattr(config, key) for key in ("vision_config", "encoder") if hasattr(config, key)), config)
-    size = getattr(vision, "image_size", None) or next(_image_sizes(vision), 224)
-    height, width = size if isinstance(size, (list, tuple)) else (size, size)
-    return getattr(vision, "num_channels", None) or 3, height, width
-
-
-def _image_sizes(config) -> Iterator[Any]:
-    """The sizes of images that the configurations inside one give, the outer ones first."""
-    inside = _parts(config)[1:]
-    yield from filter(None, (getattr(part, "image_size", None) for part in inside))
-    for part in inside:
-        yield from _image_sizes(part)
-
-
-def _sound_shape(config) -> tuple[int, ...]:
-    if hasattr(config, "num_mel_bins"):  # spectrograms
-        return getattr(config, "max_length", 1024), config.num_mel_bins
-    audio = getattr(config, "audio_config", config)
-    codec = getattr(audio, "dac_config", audio)  # codecs take channels; other models add the only one themselves
-    if hasattr(codec, "downsampling_ratios") or hasattr(codec, "audio_channels"):
-        return getattr(codec, "audio_channels", 1), 16_000
-    return (16_000,)
-
-
-def _hf_labels(model, config, inputs: dict, optional: Collection[str] = ()) -> dict:
-    """The labels that a model of transformers takes, by its name and its inputs. ``labels[N]`` among the ``optional``
-    arguments are labels for ``N`` predictions, as many for each sample."""
-    import torch
-
-    takes, name = inspect.signature(model.forward).parameters, type(model).__name__
-    counted = [int(found[1]) for item in optional if (found := re.fullmatch(r"labels\[(\d+)\]", item))]
-    if counted:
-        inputs.pop("decoder_input_ids", None)  # as before they were counted
-        rows = len(next(iter(inputs.values())))
-        shape = (rows,) if counted[0] == rows else (rows, counted[0] // rows)
-        return {"labels": torch.zeros(shape, dtype=torch.int64)}
-    if not inputs:
-        raise InvalidInput(f"simdev makes up none of the inputs of {name}.forward; {GIVE}", source=name)
-    rows = len(next(iter(inputs.values())))
-    if "start_positions" in takes:
-        return {"start_positions": torch.zeros(rows, dtype=torch.int64), "end_positions": torch.ones(rows).long()}
-    if "labels" not in takes:
-        return {"return_loss": True} if "return_loss" in takes and len(inputs) > 1 else {}
-    if "MultipleChoice" in name or ("Classification" in name and "Token" not in name and "Frame" not in name):
-        return {"labels": torch.zeros(rows, dtype=torch.int64)}
-    if _is_transducer(config, takes):
-        return {"labels": inputs["decoder_input_ids"][:, 1:].clone()}
-    if "NextSentence" in name or "Segmentation" in name or "Detection" in name:
-        return {}
-    if "decoder_input_ids" in inputs:
-        ids = inputs["decoder_input_ids"]
-        if "Token" in name:
-            return {"labels": torch.zeros_like(ids)}
-        del inputs["decoder_input_ids"]
-        ids = ids[:rows]  # a decoder may read a row of each codebook
-        return {"labels": _in_documented_shape(model, "labels", ids, _sizes(config, rows, ids.shape[1]))}
-    if "CTC" in name:
-        return {"labels": torch.randint(1, 20, (rows, 20))}
-    if "input_ids" in inputs:
-        ids = inputs["input_ids"]
-        if "Token" in name:
-            return {"labels": torch.zeros_like(ids)}
-        rows_of_one = documented_shape(model, "input_ids", _sizes(config, 1, 1)) or (1,)
-        sizes = _sizes(config, len(ids) // rows_of_one[0], ids.shape[1])
-        return {"labels": _in_documented_shape(model, "labels", ids, sizes).clone()}
-    return {}
-
-
-def _is_transducer(config, takes) -> bool:
-    """Whether a model joins each frame of a sound with each token of its text, with a blank among the tokens."""
-    return hasattr(config, "blank_token_id") and {"input_features", "decoder_input_ids", "labels"} <= takes.keys()
-
-
-def _in_documented_shape(model, name: str, ids, sizes: dict):
-    """``ids``, repeated to the shape that the documentation of the model's forward gives to an argument: sounds have
-    tokens of several codebooks."""
-    shape = documented_shape(model, name, sizes) or ids.shape
-    times, rest = divmod(math.prod(shape), ids.numel())
-    return ids.reshape(-1).repeat(times).reshape(shape) if times and not rest else ids
-
-
-def _sizes(config, rows: int, tokens: int) -> dict:
-    """What the axes of documented shapes are called: fields of a configuration and of its parts, and lengths."""
-    fields = {key: value for part in (*_parts(config)[1:], config) for key, value in part.to_dict().items()}
-    if "num_codebooks" not in fields and hasattr(getattr(config, "decoder_config", None), "num_channels"):
-        fields["num_codebooks"] = config.decoder_config.num_channels
-    return fields | {"batch_size": rows, "sequence_length": tokens, "target_sequence_length": tokens}
 
 
 def _generation(model, tokens, mode: str, target: str) -> InferenceStep:
@@ -1104,7 +742,7 @@ def _of_channels_decoded(model, inputs: dict) -> dict:
     if sample is None or not hasattr(model, "encode") or not isinstance(decoded, int) or decoded == sample.shape[1]:
         return {}
     other = {"sample": torch.randn(len(sample), decoded, *sample.shape[2:])}
-    return other if not _ops_of(model, inputs) and _ops_of(model, other) else {}
+    return other if not ops_of(model, inputs) and ops_of(model, other) else {}
 
 
 def _check_fields(cls, fields: dict, target: str) -> None:

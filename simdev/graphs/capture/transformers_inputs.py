@@ -165,7 +165,7 @@ def _spectrograms(model, config, spectrum: str, named: Collection[str], count: i
         shapes[:2] = shapes[1::-1]
     masks = {"attention_mask", f"{spectrum}_mask"} & set(named)
     mask = {name: torch.ones(count, frames, dtype=torch.int64) for name in masks}
-    if "audio_mel_mask" in mask:  # of what is no sound
+    if "audio_mel_mask" in mask:  # true where a sound is padded, which is nowhere
         mask["audio_mel_mask"] = torch.zeros(count, frames, dtype=torch.bool)
     return [{spectrum: torch.randn(count, *shape), **mask} for shape in shapes]
 

@@ -238,7 +238,7 @@ def _patches(config, takes, count: int) -> dict:
     if "grid_thw" not in takes:
         return _rows_of_patches(config, takes, count)
     side = 16
-    channels: int = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
+    channels: Any = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
     width = channels * (getattr(config, "temporal_patch_size", None) or 1) * config.patch_size**2
     patches = torch.randn(count * side * side, width)
     grids = torch.tensor([[1, side, side]] * count)

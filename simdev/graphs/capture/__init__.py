@@ -225,7 +225,8 @@ def _refusal(target: str, error: InvalidInput, inputs_given: bool) -> InvalidInp
     if unset:
         whole = functools.reduce(with_field, unset, target)
         named = ", ".join(unset) if len(unset) < 4 else f"{len(unset)} fields"
-        return refused(with_example(f"{error.message}; its configuration leaves {named} open: capture {whole}", target))
+        asked = f"{error.message}; its configuration leaves {named} open: capture {whole}"
+        return refused(with_example(asked, target, unset))
     if isinstance(error.__cause__, BuildFailed) and target.startswith(("transformers", "diffusers")):
         return refused(f"{error.message}; give other fields of its configuration in brackets{fields}")
     remedy = f"if the inputs that simdev makes up do not fit, {GIVE}"

@@ -15,7 +15,7 @@ from typing import Any
 
 TOKENS = 77  # of a text, or another sequence
 ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
-_DOCUMENTED = re.compile(r"^ *(\w+) \( ?`([\w.]+)`.*?`\(([^`]+)\)`", re.MULTILINE)
+_DOCUMENTED = re.compile(r"^ *(\w+) \( ?`([\w.]+)`.*?`[(\[]([^`]+)[)\]]`", re.MULTILINE)
 
 
 def documented(
@@ -44,7 +44,8 @@ def documented(
             if name.endswith("mask"):
                 found[name] = torch.ones(sizes, dtype=torch.int64)
             else:
-                found[name] = torch.zeros(sizes, dtype=torch.int64) if "Long" in kind else torch.randn(sizes)
+                whole = "Long" in kind or ("Float" not in kind and name.endswith("_ids"))
+                found[name] = torch.zeros(sizes, dtype=torch.int64) if whole else torch.randn(sizes)
     return found
 
 
@@ -74,7 +75,8 @@ def _shapes(model) -> Iterator[tuple[str, str, list[str]]]:
     """Name, type and axes of each argument whose shape the documentation of the model's forward gives; the first shape
     of alternatives."""
     for name, kind, shape in _DOCUMENTED.findall(model.forward.__doc__ or ""):
-        yield name, kind, " ".join(shape.split()).partition(") or (")[0].rstrip(",").split(", ")
+        first = " ".join(shape.split()).partition(") or (")[0].rstrip(",").replace("config.", "")
+        yield name, kind, first.split(", ")
 
 
 def _evaluated(axis: str, fields: dict) -> int | None:
@@ -108,5 +110,7 @@ def _usual(axis: str, lengths: Mapping[str, int]) -> int | None:
     if " + " in axis:
         parts = [_usual(part, lengths) for part in axis.split(" + ")]
         return sum(part or 0 for part in parts) if all(parts) else None
+    if "(" in axis:  # computed from what is not known
+        return None
     known = {**lengths, **dict.fromkeys({"seq", "len", "tok", "frames"} - lengths.keys(), TOKENS)}
     return next((size for word, size in known.items() if word in axis), None)

@@ -361,6 +361,14 @@ def _call(model, inputs: dict):
         raise NeedsArguments(
             f"running its step failed ({what}): it may need {needed}, which simdev does not make up; {GIVE}", used
         ) from error
+    except IndexError as error:
+        if "input_ids" not in inputs or "out of range" not in str(error):
+            raise
+        half = inputs["input_ids"].shape[-1] // 2
+        raise InvalidInput(
+            f"running its step failed ({error}): its tokens may be more than it has positions; give another --length, "
+            f"such as {half}, or {GIVE}"
+        ) from error
     except NotImplementedError as error:
         if "labels" not in inputs:
             raise
@@ -559,28 +567,9 @@ def _transformers(target, name, fields, mode, batch, length, given, optional=())
         return re.search(rf"config(\.|, \"){field}\b", code) is not None
 
     def build():
-        config = config_class()
-        if getattr(config, "prediction_length", 1) is None:  # of a time series; the context is as long
-            config = config_class(prediction_length=24)
-        own = text_config(config)
-        if getattr(config, "image_token_index", 1) is None:  # the mark of an image among the tokens
-            config.image_token_index = own.vocab_size - 1
-        for path, value in fields.items():
-            outer, _, key = path.rpartition(".")
-            part = part_of(config, outer, target)
-            if not hasattr(part, key) and not hasattr(own, key) and not read(key):
-                raise UnknownName("field", path, vars(part), source=target)
-            owner = own if part is config and hasattr(own, key) and not hasattr(config, key) else part
-            of_tuple = isinstance(value, list) and isinstance(getattr(owner, key, None), tuple)
-            setattr(owner, key, tuple(value) if of_tuple else value)
-        keep_layers(config, fields)
-        fill_tokens(config)
-        make_lists(config)
+        config = _configured(config_class, fields, target, read)
         if name.endswith("EncoderModel"):
             config.is_encoder_decoder = False
-        spoken = getattr(config, "languages", None) or ()
-        if len(spoken) == 1 and getattr(config, "default_language", spoken) is None:  # there is no other
-            config.default_language = spoken[0]
         model = cls(config)
         if mode in ("train", "inference") and _has_small_cache(model, config):
             config.use_cache = False
@@ -601,12 +590,44 @@ def _transformers(target, name, fields, mode, batch, length, given, optional=())
     return build
 
 
+def _configured(config_class, fields: dict, target: str, read: Callable[[str], bool]):
+    """The default configuration of a class with the given ``fields``, of which a model may also ``read`` those that the
+    configuration does not name, and with what it leaves open and another field decides."""
+    config = config_class()
+    if getattr(config, "prediction_length", 1) is None:  # of a time series; the context is as long
+        config = config_class(prediction_length=24)
+    own = text_config(config)
+    for mark in ("image_token_index", "video_token_index"):  # of an image or a video among the tokens
+        if getattr(config, mark, 1) is None:
+            setattr(config, mark, own.vocab_size - 1)
+    for path, value in fields.items():
+        outer, _, key = path.rpartition(".")
+        part = part_of(config, outer, target)
+        if not hasattr(part, key) and not hasattr(own, key) and not read(key):
+            raise UnknownName("field", path, vars(part), source=target)
+        owner = own if part is config and hasattr(own, key) and not hasattr(config, key) else part
+        of_tuple = isinstance(value, list) and isinstance(getattr(owner, key, None), tuple)
+        setattr(owner, key, tuple(value) if of_tuple else value)
+    keep_layers(config, fields)
+    fill_tokens(config)
+    make_lists(config)
+    spoken = getattr(config, "languages", None) or ()
+    if len(spoken) == 1 and getattr(config, "default_language", spoken) is None:  # there is no other
+        config.default_language = spoken[0]
+    return config
+
+
 def _has_small_cache(model, config) -> bool:
-    """Whether the cache that a decoder without its encoder makes by default has fewer layers than the decoder: such a
-    cache takes its number of layers from the encoder's field, and the decoder's forward pass then fails."""
+    """Whether the cache that a decoder makes by default does not hold what its forward pass asks it for: without the
+    encoder, it takes its number of layers from the encoder's field and has too few; and it knows no length if its
+    layers are all without attention."""
     takes = inspect.signature(model.forward).parameters
-    layers = getattr(config, "decoder_layers", None) or 0
-    return "decoder_input_ids" not in takes and layers > getattr(config, "num_hidden_layers", layers)
+    layers, held = getattr(config, "decoder_layers", None) or 0, getattr(config, "num_hidden_layers", None)
+    small = isinstance(held, int) and "decoder_input_ids" not in takes and layers > held
+    kinds = getattr(text_config(config), "layer_types", None) or ()
+    return small or (
+        bool(kinds) and not any("attention" in str(kind).replace("linear_attention", "") for kind in kinds)
+    )
 
 
 def make_lists(config) -> None:

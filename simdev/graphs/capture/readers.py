@@ -49,6 +49,27 @@ def part_that_reads(model, name: str) -> tuple[Any, int | str] | None:
     return None
 
 
+def axes_read(model, name: str, forward=None, depth: int = 0) -> list[str]:
+    """What the code calls the axes of the argument ``name`` where it first takes its shape apart, or the first few of
+    them: in the model's forward (or in the method ``forward``), or in what this hands the argument on to."""
+    known = {name}
+    for kind, target, source, place in _calls(inspect.unwrap(forward or type(model).forward)):
+        if kind == "axes" and source in known:
+            return target.split(",")
+        if kind == "call" and source in known and depth < MOST_DEEP:
+            module = _part(model, target)
+            method = getattr(type(model), target, None) if module is None else type(module).forward
+            takes = list(inspect.signature(method).parameters)[1:] if inspect.isfunction(method) else []
+            inside = place if isinstance(place, str) else takes[place] if place < len(takes) else None
+            if inside in takes and (found := axes_read(module or model, inside, method, depth + 1)):
+                return found
+        elif kind == "name" and source in known:
+            known.add(target)
+        elif kind == "name":
+            known.discard(target)
+    return []
+
+
 def width_read(model, name: str) -> int | None:
     """How wide the argument ``name`` is, along its last axis (along its channels, for a convolution)."""
     layer = first_reader(model, name)
@@ -81,8 +102,9 @@ def _part(model, path: str):
 @functools.lru_cache(maxsize=256)
 def _calls(forward) -> list[tuple[str, str, str, int | str]]:
     """What the code of a forward does to variables, in the order of its lines: ``("name", new, old, 0)`` for another
-    name of the same tensor (``new`` is another tensor if ``old`` is empty), and ``("call", module, variable, place)``
-    for a call of a module on a variable, where ``place`` is the number or the name of the argument."""
+    name of the same tensor (``new`` is another tensor if ``old`` is empty), ``("call", module, variable, place)`` for a
+    call of a module on a variable, where ``place`` is the number or the name of the argument, and ``("axes", names,
+    variable, 0)`` where it names the axes of a variable's shape."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
     except (OSError, TypeError, SyntaxError):
@@ -95,6 +117,10 @@ def _calls(forward) -> list[tuple[str, str, str, int | str]]:
             for place, item in places:
                 if variable := _variable(item):
                     found.append((node.lineno, 0, ("call", path, variable, place)))
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+            axes, variable = [ast.unparse(axis) for axis in node.targets[0].elts], _shape_of(node.value)
+            if variable:
+                found.append((node.lineno, 0, ("axes", ",".join(axes), variable, 0)))
         elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             new, old = node.targets[0].id, _variable(node.value) or ""
             if new != old:
@@ -109,6 +135,16 @@ def _of_self(node: ast.expr) -> str | None:
         path.insert(0, node.attr)
         node = node.value
     return ".".join(path) if path and isinstance(node, ast.Name) and node.id == "self" else None
+
+
+def _shape_of(node: ast.expr) -> str | None:
+    """The name of the variable in ``variable.shape``, ``variable.shape[:2]`` or ``variable.size()``."""
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) and node.slice.lower is None:
+        node = node.value
+    if isinstance(node, ast.Call) and not node.args:
+        node = node.func
+    whole = isinstance(node, ast.Attribute) and node.attr in ("shape", "size")
+    return node.value.id if whole and isinstance(node.value, ast.Name) else None
 
 
 def _variable(node: ast.expr) -> str | None:

@@ -24,6 +24,7 @@ from simdev.graphs.capture.packages import (
     unset_fields,
     with_field,
 )
+from simdev.graphs.capture.transformers_inputs import text_config
 from simdev.graphs.workload import TrainingStep
 
 HEADS = ("num_attention_heads", "attention_head_dim")  # of diffusers
@@ -104,6 +105,7 @@ def sizes_of_heads(target: str, unset: list[str]) -> list[tuple[str, str]]:
             return []
         path, _, name = field.rpartition(".")
         part = part_of(config, path, target)
+        part = part if hasattr(part, "hidden_size") else text_config(part)
         size, heads = (getattr(part, key, None) for key in ("hidden_size", "num_attention_heads"))
         if name == "num_key_value_heads" and heads:
             found.append((field, str(heads)))
@@ -114,10 +116,10 @@ def sizes_of_heads(target: str, unset: list[str]) -> list[tuple[str, str]]:
     return found
 
 
-def with_example(message: str, target: str) -> str:
-    """A ``message`` that asks for fields, with the id of a model of diffusers whose step runs in place of one whose
-    fields have no values, or behind it."""
-    found = fields_that_run(target) if target.startswith("diffusers:") else None
+def with_example(message: str, target: str, unset: list[str] | None = None) -> str:
+    """A ``message`` that asks for fields (``unset``, of transformers), with the id of a model whose step runs in place
+    of one whose fields have no values, or behind it."""
+    found = fields_that_run(target) if target.startswith("diffusers:") else values_that_run(target, unset or [])
     if found is None:
         return message
     blank = re.compile(r"capture \S+\[\S*=\.\.\.\S*\]$")
@@ -149,6 +151,27 @@ def fields_that_run(target: str) -> str | None:
         if fields and fields not in tried and _runs(target, fields):
             return _with(target, fields)
         tried.append(fields)
+    return None
+
+
+def values_that_run(target: str, unset: list[str]) -> str | None:
+    """The id of a model of transformers with small values for the fields that its configuration leaves open, with which
+    its step runs; None if it does not."""
+    config, _ = _config(target)
+    if not unset or config is None:
+        return None
+    if "layer_types" in unset:  # of few layers, so that the list can be typed
+        unset = ["num_hidden_layers", *unset]
+    for size in (1, 64):
+        values: dict[str, Any] = {
+            "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2, r"\w*(rate|dropout)": 0.0,
+            r"\w*(size|dim)": size, r"\w+": 1,
+        }  # fmt: skip
+        names = {field: field.rpartition(".")[2] for field in unset}
+        chosen = {field: next(values[kind] for kind in values if re.fullmatch(kind, names[field])) for field in unset}
+        fields = [(field, json.dumps(value, separators=(",", ":"))) for field, value in chosen.items()]
+        if _runs(target, fields):
+            return _with(target, fields)
     return None
 
 

@@ -14,10 +14,12 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from simdev.errors import InvalidInput
-from simdev.graphs.capture.documented_inputs import documented, documented_shape
+from simdev.graphs.capture.documented_inputs import TOKENS, documented, documented_shape
+from simdev.graphs.capture.readers import axes_read, first_reader, width_read
 
 A_LOOP_OVER_TOKENS = re.compile(r"for \w+ in range\((seq_?len\w*|sequence_length|hidden_states\.shape\[1\])\)")
 CHOICES = 2  # of a question
+FRAMES = 8  # of a video
 GIVE = "give a function that returns the inputs and labels of the model by --inputs FILE.py:FUNCTION"
 
 
@@ -51,22 +53,26 @@ def hf_inputs(model, config, batch: int | None, length: int | None, optional: Co
         tokens = math.prod(own.axial_pos_shape)
     count = batch or (8 if model.main_input_name == "pixel_values" else 4)
     if "grid_thw" in takes or ({"spatial_shapes", "pixel_values"} <= takes.keys() and "input_ids" not in takes):
-        return _patches(config, takes, count)
+        return _patches(model, config, takes, count)
     if model.main_input_name == "past_values":
         return _series(config, takes, batch or 32)
     main = model.main_input_name if isinstance(model.main_input_name, str) else ""
     named = {name for name, item in takes.items() if item.default is item.empty} | {main, *optional}
     inputs = {}
-    marked = hasattr(config, "image_token_id") and model.main_input_name == "input_ids"
+    marked = any(hasattr(part, "image_token_id") for part in parts_of(config)) and model.main_input_name == "input_ids"
     if "pixel_values" in named or ("pixel_values" in takes and "input_ids" in takes and not marked):
-        pairs = "KeypointMatching" in type(model).__name__  # of images with the same points
-        frames = (2,) if pairs else _frames(config, takes)
-        inputs["pixel_values"] = torch.randn(count, *frames, *_image_shape(model, config))
+        inputs["pixel_values"] = torch.randn(
+            count, *_images_of_sample(model, config, takes), *_image_shape(model, config)
+        )
+        if "spatial_shapes" in takes:
+            inputs |= _rows_of_patches(getattr(config, "vision_config", config), takes, count)
     several = "input_values" in named and "pixel_values_videos" in takes  # sounds and the pictures to them
     if "pixel_values_videos" in named or several:
         seen = (getattr(part, name, None) for part in parts_of(config) for name in ("num_frames", "frames_per_clip"))
         videos = count if several else batch or 1
-        inputs["pixel_values_videos"] = torch.randn(videos, next(filter(None, seen), 8), *_image_shape(model, config))
+        inputs["pixel_values_videos"] = torch.randn(
+            videos, next(filter(None, seen), FRAMES), *_image_shape(model, config)
+        )
     if "flattened_patches" in named:  # a row for each patch, after its place
         inputs["flattened_patches"] = torch.ones(count, 256, _entrance(model) + 2)
     sounds = _sounds(model, config, named, count)
@@ -76,8 +82,9 @@ def hf_inputs(model, config, batch: int | None, length: int | None, optional: Co
     tokens = min(tokens, most) if most > 0 else tokens
     if "input_ids" in takes and ("input_ids" in named or main in ("pixel_values", "inputs")):
         inputs["input_ids"] = _text(model, config, count, tokens)
-    if "pixel_values" in inputs and "input_ids" in inputs and hasattr(config, "image_token_index"):
-        inputs["input_ids"][:, : getattr(config, "num_query_tokens", 1)] = config.image_token_index
+    mark = getattr(config, "image_token_index", getattr(config, "video_token_index", None))
+    if "pixel_values" in inputs and "input_ids" in inputs and mark is not None:
+        inputs["input_ids"][:, : getattr(config, "num_query_tokens", 1)] = mark
     if "qformer_input_ids" in takes:
         inputs["qformer_input_ids"] = torch.randint(3, config.qformer_config.vocab_size, (count, 32))
     inputs |= _text_of_decoder(model, config, takes, count, tokens)
@@ -87,10 +94,26 @@ def hf_inputs(model, config, batch: int | None, length: int | None, optional: Co
         side = config.image_size // config.patch_size
         inputs["bool_masked_pos"] = torch.zeros(count, side * side, dtype=torch.bool)
     asked = named - {*inputs, "inputs"}  # which is another name for one of them
-    inputs = documented(model, config.to_dict(), {"batch": count}, {}, asked) | inputs
-    if len(sounds) > 1 and not ops_of(model, inputs):
-        inputs |= next((other for other in sounds[1:] if ops_of(model, inputs | other)), {})
+    asked -= {"inputs_embeds"} if "input_ids" in inputs else set()
+    lengths = {"batch": count, "num_images": 1} | (
+        {"seq": inputs["input_ids"].shape[-1]} if "input_ids" in inputs else {}
+    )
+    inputs = documented(model, config.to_dict(), lengths, {}, asked) | inputs
+    inputs |= _features(model, own, asked - inputs.keys(), count)
+    others = sounds[1:] + _images_in_samples(model, config, inputs)
+    if others and not _runs_with(model, inputs):
+        inputs |= next((other for other in others if _runs_with(model, inputs | other)), {})
     return inputs
+
+
+def _features(model, config, names: Collection[str], count: int) -> dict:
+    """The features of each token that a model takes under these ``names``: as wide as the layer that reads them first,
+    or as the model, for those that stand in place of embedded tokens."""
+    import torch
+
+    embedded = {name: getattr(config, "hidden_size", None) for name in names if name.endswith("_embeds")}
+    widths = {name: width_read(model, name) or embedded.get(name) for name in sorted(names)}
+    return {name: torch.randn(count, TOKENS, width) for name, width in widths.items() if width}
 
 
 def _text(model, config, count: int, tokens: int):
@@ -170,6 +193,22 @@ def _spectrograms(model, config, spectrum: str, named: Collection[str], count: i
     return [{spectrum: torch.randn(count, *shape), **mask} for shape in shapes]
 
 
+def _runs_with(model, inputs: dict) -> bool:
+    """Whether the forward pass of a model runs on ``inputs``, as far as fake tensors lead it: where it asks for values,
+    it has taken their shapes apart."""
+    import torch
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+    try:
+        with torch.no_grad():
+            model(**inputs)
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        return True
+    except Exception:  # the step will tell
+        return False
+    return True
+
+
 def _by_token(model, config) -> bool:
     """Whether a model computes token by token, as state-space models do without their kernels: each token adds ops.
     Code that has such a loop may have another way beside it, so the model runs twice."""
@@ -230,7 +269,7 @@ def _positions(model) -> int:
     return min((rows - padding - 1 for rows, padding in tables), default=1 << 20)
 
 
-def _patches(config, takes, count: int) -> dict:
+def _patches(model, config, takes, count: int) -> dict:
     """Images as a vision tower takes them that runs on patches: all in one list, with the grid of each image, or a row
     of patches for each image."""
     import torch
@@ -240,9 +279,12 @@ def _patches(config, takes, count: int) -> dict:
     side = 16
     channels: Any = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
     width = channels * (getattr(config, "temporal_patch_size", None) or 1) * config.patch_size**2
-    patches = torch.randn(count * side * side, width)
+    name = "pixel_values" if "pixel_values" in takes else "hidden_states"
+    reader = first_reader(model, name)
+    if isinstance(reader, torch.nn.Linear):
+        width = reader.in_features
     grids = torch.tensor([[1, side, side]] * count)
-    return {"pixel_values" if "pixel_values" in takes else "hidden_states": patches, "grid_thw": grids}
+    return {name: torch.randn(count * side * side, width), "grid_thw": grids}
 
 
 def _rows_of_patches(config, takes, count: int) -> dict:
@@ -278,6 +320,29 @@ def _series(config, takes, count: int) -> dict:
     return {name: tensor for name, tensor in inputs.items() if name in takes}
 
 
+def _images_of_sample(model, config, takes) -> tuple[int, ...]:
+    """How many images a sample of ``pixel_values`` has: two where the model's code asks for a pair, which have the same
+    points, and the frames of a video; nothing for a single image without an axis for its number."""
+    pairs = re.search(r"pixel_values\.(size\(1\)|shape\[1\]) != 2\b", inspect.getsource(type(model)))
+    return (2,) if pairs else _frames(config, takes)
+
+
+def _images_in_samples(model, config, inputs: dict) -> list[dict]:
+    """``pixel_values`` with axes for the images of a sample and for the tiles of an image, if the code that takes their
+    shape apart names such axes: a sample has one image, and as many tiles as a field of the configuration allows."""
+    import torch
+
+    images = inputs.get("pixel_values")
+    if images is None or images.dim() != 4:
+        return []
+    axes = [axis for axis in axes_read(model, "pixel_values")[1:] if not re.search("channel|height|width|^_", axis)]
+    fields = [(axis, f"max_{axis}", f"num_{axis}") for axis in axes]
+    known = [next(filter(None, (getattr(config, field, None) for field in several)), None) for several in fields]
+    sizes = [size or (FRAMES if "frames" in axis else 1) for axis, size in zip(axes, known, strict=True)]
+    whole = all(isinstance(size, int) for size in sizes)
+    return [{"pixel_values": torch.randn(len(images), *sizes, *images.shape[1:])}] if sizes and whole else []
+
+
 def _frames(config, takes) -> tuple[int, ...]:
     """How many images a sample of ``pixel_values`` has, where a sample is a video. The vision tower of a larger model
     takes them as images."""
@@ -291,8 +356,13 @@ def _image_shape(model, config) -> tuple[int, int, int]:
     if sizes:
         return sizes[0]
     vision = next((getattr(config, key) for key in ("vision_config", "encoder") if hasattr(config, key)), config)
-    size = getattr(vision, "image_size", None) or next(_image_sizes(vision), 224)
+    own = getattr(vision, "image_size", None) or getattr(vision, "max_img_size", None)
+    size = own or next(_image_sizes(vision), 224)
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    for part in parts_of(config):  # of which each direction has as many whole windows of patches
+        windows, patch = getattr(part, "num_windows", None), getattr(part, "patch_size", None)
+        if isinstance(windows, int) and isinstance(patch, int) and not hasattr(part, "num_windows_side"):
+            height, width = (extent // (windows * patch) * windows * patch or extent for extent in (height, width))
     return getattr(vision, "num_channels", None) or 3, height, width
 
 

@@ -57,12 +57,28 @@ def fields_that_follow(target: str, error: InvalidInput) -> list[tuple[str, str]
     ``error`` or from other fields."""
     if target.startswith("transformers:"):
         cause = cause_of(error)
-        return fields_asked(target, cause) or sizes_of_heads(target, unset_fields(target, cause))
+        follows = fields_asked(target, cause) or rotation_that_follows(target, cause)
+        return follows or sizes_of_heads(target, unset_fields(target, cause))
+    if wider := extra_channels(target, error):
+        return wider
     asked = re.search(r"in brackets, of \w+\[(.*)\]$", error.message)
     switches = [(name, "true") for name in re.findall(r"(\w+)=true", asked[1])] if asked else []
     return next(
         (chosen for chosen in ([[one] for one in switches] + [switches]) if chosen and _runs(target, chosen)), []
     )
+
+
+def extra_channels(target: str, error: InvalidInput) -> list[tuple[str, str]]:
+    """The channels that a first layer of a model of diffusers gets beside its sample, such as the features of a time
+    step, where its class has a field for them that its default leaves too small."""
+    match = TARGET.fullmatch(target)
+    if match is None or match["package"] != "diffusers":
+        return []
+    takes = inspect.signature(getattr(sys.modules["diffusers"], match["model"])).parameters
+    seen = re.search(r"to have (\d+) channels, but got (\d+) channels", error.message)
+    fields = [name for name in takes if re.fullmatch(r"extra_\w*channels", name)]
+    chosen = [(fields[0], str(int(seen[2]) - int(seen[1])))] if seen and len(fields) == 1 else []
+    return chosen if chosen and fields[0] not in given_fields(match["fields"], target) and _runs(target, chosen) else []
 
 
 def _runs(target: str, fields: list[tuple[str, str]]) -> bool:
@@ -93,6 +109,26 @@ def fields_asked(target: str, error: BaseException) -> list[tuple[str, str]]:
     asked = re.findall(r"`(?:self\.)?(?:config\.)?(\w+) ?=+ ?(True|False|\d+)`", str(error))
     unlike = {name: value for name, value in asked if str(getattr(config, name, value)) != value and name not in given}
     return [(name, value.lower()) for name, value in unlike.items()]
+
+
+def rotation_that_follows(target: str, error: BaseException) -> list[tuple[str, str]]:
+    """The parameters of rotary positions, if an ``error`` shows that a configuration gives them once and its layers are
+    of several kinds, or that they rotate more of a head than their sections hold."""
+    config, given = _config(target)
+    parts = {"": config, **{f"{key}.": part for key, part in vars(config).items() if hasattr(part, "model_type")}}
+    sections = re.search(r"sum exactly to (\d+) .*split_sizes=\[([\d, ]+)\]", str(error))
+    for before, part in parts.items():
+        once, field = getattr(part, "rope_parameters", None), f"{before}rope_parameters"
+        kinds = dict.fromkeys(getattr(part, "layer_types", None) or ())
+        if not isinstance(once, dict) or field in given or "mrope_section" in once:
+            continue
+        if isinstance(error, KeyError) and error.args[0] in kinds and not kinds.keys() & once.keys():
+            plain = once or {"rope_type": "default", "rope_theta": getattr(part, "default_theta", 10_000.0)}
+            return [(field, json.dumps(dict.fromkeys(kinds, plain), separators=(",", ":")))]
+        if sections and "partial_rotary_factor" not in once:
+            share = sum(map(int, sections[2].split(","))) / int(sections[1])
+            return [(field, json.dumps({**once, "partial_rotary_factor": share}, separators=(",", ":")))]
+    return []
 
 
 def sizes_of_heads(target: str, unset: list[str]) -> list[tuple[str, str]]:

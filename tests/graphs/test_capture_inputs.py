@@ -263,8 +263,203 @@ def test_points_are_matched_in_pairs_of_images():
         def forward(self, pixel_values):
             return pixel_values
 
+    class Asks(torch.nn.Module):
+        main_input_name = "pixel_values"
+
+        def forward(self, pixel_values):
+            if pixel_values.ndim != 5 or pixel_values.size(1) != 2:
+                raise ValueError
+
     config = transformers.PretrainedConfig(image_size=8)
-    assert hf_inputs(MatchesForKeypointMatching(), config, 2, None)["pixel_values"].shape == (2, 2, 3, 8, 8)
+    for model in (MatchesForKeypointMatching(), Asks()):
+        assert hf_inputs(model, config, 2, None)["pixel_values"].shape == (2, 2, 3, 8, 8)
+
+
+def test_images_have_the_axes_that_the_code_takes_apart():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.readers import axes_read
+    from simdev.graphs.capture.transformers_inputs import hf_inputs
+
+    class Tiles(torch.nn.Module):
+        main_input_name = "pixel_values"
+
+        def features(self, images):
+            rows, num_media, num_tiles, channels, height, width = images.shape
+            return images
+
+        def forward(self, pixel_values, ratio_ids, ratio_mask):
+            """
+            ratio_ids (`torch.Tensor` of shape `(batch_size, max_num_images)`): Which ratio.
+            ratio_mask (`torch.Tensor` of shape `(batch_size, max_num_images, max_num_tiles)`): Which tiles.
+            """
+            return self.features(images=pixel_values.float())
+
+    config = transformers.PretrainedConfig(image_size=8, max_num_tiles=4)
+    made = hf_inputs(Tiles(), config, 2, None)
+    assert {name: tuple(value.shape) for name, value in made.items()} == {
+        "pixel_values": (2, 1, 4, 3, 8, 8), "ratio_ids": (2, 1), "ratio_mask": (2, 1, 4)
+    }  # fmt: skip
+    assert made["ratio_ids"].dtype is torch.int64, "numbers of rows in a table"
+
+    class Plain(Tiles):
+        def features(self, images):
+            count, channels, height, width = images.size()
+            return images
+
+    assert axes_read(Plain(), "pixel_values") == ["count", "channels", "height", "width"]
+    assert hf_inputs(Plain(), config, 2, None)["pixel_values"].shape == (2, 3, 8, 8)
+
+
+def test_an_image_has_whole_windows_of_patches():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.transformers_inputs import _image_shape
+
+    backbone = transformers.PretrainedConfig(image_size=518, patch_size=14, num_windows=4)
+    assert _image_shape(Takes(), backbone) == (3, 504, 504)
+    outer = transformers.PretrainedConfig(max_img_size=448)
+    assert _image_shape(Takes(), outer) == (3, 448, 448)
+
+
+def test_patches_and_features_are_as_wide_as_what_reads_them():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.transformers_inputs import hf_inputs
+
+    class Patches(torch.nn.Module):
+        main_input_name = "hidden_states"
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.config = torch.nn.Linear(24, 4), transformers.PretrainedConfig(hidden_size=10)
+
+        def forward(self, hidden_states, grid_thw):
+            return self.first(hidden_states)
+
+    made = hf_inputs(Patches(), transformers.PretrainedConfig(patch_size=2), 2, None)
+    assert made["hidden_states"].shape == (2 * 256, 24), "the configuration has another name for frames"
+
+    class Drafts(torch.nn.Module):
+        main_input_name = "noise_embeds"
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.expert = torch.nn.Linear(24, 4), Patches()
+
+        def forward(self, noise_embeds, context, action_embeds, other):
+            """
+            context (`torch.Tensor` of shape `[batch_size, seq_length, dim * len(config.target_layer_ids)]`): Before.
+            other (`torch.Tensor` of shape `[batch_size, config.block_size]`): Beside it.
+            """
+            return self.first(context), self.expert(action_embeds)
+
+    config = transformers.PretrainedConfig(hidden_size=6, block_size=5, target_layer_ids=[1, 2])
+    made = {name: tuple(value.shape) for name, value in hf_inputs(Drafts(), config, 2, None).items()}
+    assert made["noise_embeds"] == (2, 77, 6), "as wide as the model"
+    assert made["action_embeds"] == (2, 77, 24) and made["context"] == (2, 77, 24), "as wide as their readers"
+    assert made["other"] == (2, 5)
+
+    class Expert(Patches):
+        def forward(self, inputs_embeds):
+            return inputs_embeds
+
+    model = Drafts()
+    model.expert = Expert()
+    assert hf_inputs(model, config, 2, None)["action_embeds"].shape == (2, 77, 10), "as wide as that part's model"
+
+
+def test_a_text_with_tokens_gets_no_embedded_ones_beside_them():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.transformers_inputs import hf_inputs
+
+    class Words(torch.nn.Module):
+        main_input_name = "input_ids"
+
+        def forward(self, input_ids, inputs_embeds=None, place_mask=None):
+            """
+            inputs_embeds (`torch.Tensor` of shape `(batch_size, seq_len, hidden_size)`): Embedded.
+            place_mask (`torch.Tensor` of shape `(batch_size, seq_len)`): Of the tokens.
+            """
+
+    made = hf_inputs(Words(), transformers.GPT2Config(vocab_size=20), 2, 8, ["inputs_embeds", "place_mask"])
+    assert set(made) == {"input_ids", "place_mask"} and made["place_mask"].shape == (2, 8)
+
+
+def test_a_cache_without_attention_is_left_out():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.packages import _has_small_cache
+
+    def has(**fields):
+        return _has_small_cache(Takes(), transformers.PretrainedConfig(**fields))
+
+    assert has(layer_types=["linear_attention", "linear_attention"])
+    assert not has(layer_types=["linear_attention", "full_attention"]) and not has(layer_types=["sliding_attention"])
+    assert not has(num_hidden_layers={"text": 1, "image": 2}, decoder_layers=2), "layers of several parts"
+
+
+def test_a_video_has_a_mark_among_the_tokens():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.packages import _configured
+
+    config = _configured(transformers.InstructBlipVideoConfig, {}, "transformers:Model", lambda field: False)
+    assert config.video_token_id == config.text_config.vocab_size - 1
+
+
+def test_more_tokens_than_positions_ask_for_another_length():
+    from simdev.errors import InvalidInput
+    from simdev.graphs.capture.packages import _call
+
+    class Model(torch.nn.Module):
+        def forward(self, input_ids):
+            raise IndexError("index out of range in self")
+
+    with pytest.raises(InvalidInput, match="another --length, such as 4,"):
+        _call(Model(), {"input_ids": torch.zeros(2, 8)})
+
+
+def test_rotary_parameters_follow_from_the_kinds_of_layers_and_the_sections():
+    pytest.importorskip("transformers")
+    from simdev.graphs.capture.remedies import rotation_that_follows
+
+    sums = RuntimeError("split_with_sizes expects split_sizes to sum exactly to 64 (...), got split_sizes=[8, 12, 12]")
+    plain = '"rope_theta":10000.0,"rope_type":"default"'
+    found = rotation_that_follows("transformers:LlamaModel", sums)
+    assert found == [("rope_parameters", f'{{{plain},"partial_rotary_factor":0.5}}')]
+    assert rotation_that_follows(f"transformers:LlamaModel[rope_parameters={found[0][1]}]", sums) == []
+    kinds = 'transformers:LlamaModel[layer_types=["full_attention","sliding_attention"]]'
+    (name, value), *others = rotation_that_follows(kinds, KeyError("full_attention"))
+    assert name == "rope_parameters" and value.count(plain) == 2 and not others
+    assert rotation_that_follows(kinds, KeyError("other")) == []
+
+
+def test_the_channels_beside_a_sample_follow_from_what_is_missing(monkeypatch):
+    diffusers = pytest.importorskip("diffusers")
+    from simdev.graphs.capture import capture_package
+
+    class Timed(torch.nn.Module):
+        def __init__(self, in_channels=2, extra_in_channels=0):
+            super().__init__()
+            self.config = {"in_channels": 2}
+            self.first = torch.nn.Conv2d(in_channels + extra_in_channels, 4, 1)
+
+        def forward(self, sample):
+            return self.first(sample.repeat(1, 3, 1, 1))
+
+    monkeypatch.setattr(diffusers, "TimedModel", Timed, raising=False)
+    assert capture_package("diffusers:TimedModel").meta["source"] == "diffusers:TimedModel[extra_in_channels=4]"
+
+
+def test_open_fields_of_transformers_get_an_example_that_runs(monkeypatch):
+    pytest.importorskip("transformers")
+    from simdev.graphs.capture import remedies
+
+    small = "n_layer=1,n_embd=8,n_head=2,vocab_size=20,n_positions=16"
+    found = remedies.values_that_run(f"transformers:GPT2Model[{small}]", ["n_inner"])
+    assert found == f"transformers:GPT2Model[{small},n_inner=1]"
+    assert remedies.values_that_run("transformers:GPT2Model", []) is None
+    tried = []
+    monkeypatch.setattr(remedies, "_runs", lambda target, fields: tried.append(fields))
+    assert remedies.values_that_run("transformers:GPT2Model", ["layer_types", "head_dim", "dropout_rate"]) is None
+    few = [("num_hidden_layers", "2"), ("layer_types", '["full_attention","full_attention"]')]
+    assert tried == [[*few, ("head_dim", size), ("dropout_rate", "0.0")] for size in ("1", "64")]
 
 
 def test_labels_are_as_many_as_the_predictions(monkeypatch):

@@ -15,7 +15,7 @@ from typing import Any
 
 from simdev.errors import InvalidInput
 from simdev.graphs.capture.documented_inputs import TOKENS, documented, documented_shape
-from simdev.graphs.capture.readers import axes_read, first_reader, width_read
+from simdev.graphs.capture.readers import axes_read, first_reader, part_that_reads, width_read
 
 A_LOOP_OVER_TOKENS = re.compile(r"for \w+ in range\((seq_?len\w*|sequence_length|hidden_states\.shape\[1\])\)")
 CHOICES = 2  # of a question
@@ -108,11 +108,15 @@ def hf_inputs(model, config, batch: int | None, length: int | None, optional: Co
 
 def _features(model, config, names: Collection[str], count: int) -> dict:
     """The features of each token that a model takes under these ``names``: as wide as the layer that reads them first,
-    or as the model, for those that stand in place of embedded tokens."""
+    or, for those that stand in place of embedded tokens, as the part of the model that reads them."""
     import torch
 
-    embedded = {name: getattr(config, "hidden_size", None) for name in names if name.endswith("_embeds")}
-    widths = {name: width_read(model, name) or embedded.get(name) for name in sorted(names)}
+    def embedded(name: str) -> int | None:
+        part, _ = part_that_reads(model, name) or (model, 0)
+        read = getattr(getattr(part, "config", config), "hidden_size", None)
+        return (read or getattr(config, "hidden_size", None)) if name.endswith("_embeds") else None
+
+    widths = {name: width_read(model, name) or embedded(name) for name in sorted(names)}
     return {name: torch.randn(count, TOKENS, width) for name, width in widths.items() if width}
 
 
@@ -321,10 +325,10 @@ def _series(config, takes, count: int) -> dict:
 
 
 def _images_of_sample(model, config, takes) -> tuple[int, ...]:
-    """How many images a sample of ``pixel_values`` has: two where the model's code asks for a pair, which have the same
-    points, and the frames of a video; nothing for a single image without an axis for its number."""
-    pairs = re.search(r"pixel_values\.(size\(1\)|shape\[1\]) != 2\b", inspect.getsource(type(model)))
-    return (2,) if pairs else _frames(config, takes)
+    """How many images a sample of ``pixel_values`` has: two where a model matches their points or its code asks for a
+    pair, and the frames of a video; nothing for a single image without an axis for its number."""
+    asked = re.search(r"pixel_values\.(size\(1\)|shape\[1\]) != 2\b", inspect.getsource(type(model)))
+    return (2,) if asked or "KeypointMatching" in type(model).__name__ else _frames(config, takes)
 
 
 def _images_in_samples(model, config, inputs: dict) -> list[dict]:

@@ -318,6 +318,8 @@ def test_an_image_has_whole_windows_of_patches():
     assert _image_shape(Takes(), backbone) == (3, 504, 504)
     outer = transformers.PretrainedConfig(max_img_size=448)
     assert _image_shape(Takes(), outer) == (3, 448, 448)
+    scaled = transformers.PretrainedConfig(scaled_images_ratios=[0.25, 1], patch_size=12, image_size=3)
+    assert _image_shape(Takes(), scaled) == (3, 48, 48), "its smallest copy is a patch"
 
 
 def test_patches_and_features_are_as_wide_as_what_reads_them():
@@ -459,7 +461,7 @@ def test_open_fields_of_transformers_get_an_example_that_runs(monkeypatch):
     monkeypatch.setattr(remedies, "_runs", lambda target, fields: tried.append(fields))
     assert remedies.values_that_run("transformers:GPT2Model", ["layer_types", "head_dim", "dropout_rate"]) is None
     few = [("num_hidden_layers", "2"), ("layer_types", '["full_attention","full_attention"]')]
-    assert tried == [[*few, ("head_dim", size), ("dropout_rate", "0.0")] for size in ("1", "64")]
+    assert tried == [[*few, ("head_dim", size), ("dropout_rate", "0.0")] for size in ("64", "1")]
 
 
 def test_labels_are_as_many_as_the_predictions(monkeypatch):

@@ -152,7 +152,7 @@ def unset_fields(target: str, error: BaseException) -> list[str]:
                 step.loss(step.model, *step.inputs)
         except Exception as other:
             error = cause_of(other)
-            if not isinstance(error, AttributeError):  # the fault may be the 1
+            if not isinstance(error, AttributeError) and "NoneType" not in str(error):  # the fault may be the 1
                 break
         else:
             break
@@ -226,7 +226,7 @@ def _unset(target: str, error: BaseException) -> list[str]:
     if isinstance(error, AttributeError) and isinstance(error.obj, transformers.PreTrainedConfig):
         inside = [key for key, part in vars(config).items() if type(part) is type(error.obj)]
         return [".".join([*inside[:1], error.name])]
-    if "NoneType" in str(error):
+    if "NoneType" in str(error) or str(error).startswith("empty() takes"):  # which is how it says that a size is None
         inside = str(Path(transformers.__file__).parent)
         codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
         code = [code for code in codes if code.co_filename.startswith(inside)][-1:]

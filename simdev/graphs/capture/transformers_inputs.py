@@ -361,6 +361,8 @@ def _image_shape(model, config) -> tuple[int, int, int]:
         return sizes[0]
     vision = next((getattr(config, key) for key in ("vision_config", "encoder") if hasattr(config, key)), config)
     own = getattr(vision, "image_size", None) or getattr(vision, "max_img_size", None)
+    if ratios := getattr(config, "scaled_images_ratios", None):  # the smallest copy of an image is one patch
+        own = round(config.patch_size / min(ratios))
     size = own or next(_image_sizes(vision), 224)
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     for part in parts_of(config):  # of which each direction has as many whole windows of patches

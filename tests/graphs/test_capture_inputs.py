@@ -375,14 +375,18 @@ def test_a_text_with_tokens_gets_no_embedded_ones_beside_them():
     class Words(torch.nn.Module):
         main_input_name = "input_ids"
 
-        def forward(self, input_ids, inputs_embeds=None, place_mask=None):
+        def forward(self, input_ids, inputs_embeds=None, place_mask=None, image_embeds_position_mask=None):
             """
             inputs_embeds (`torch.Tensor` of shape `(batch_size, seq_len, hidden_size)`): Embedded.
             place_mask (`torch.Tensor` of shape `(batch_size, seq_len)`): Of the tokens.
+            image_embeds_position_mask (`torch.Tensor` of shape `(batch_size, seq_len)`): Of the images.
             """
 
-    made = hf_inputs(Words(), transformers.GPT2Config(vocab_size=20), 2, 8, ["inputs_embeds", "place_mask"])
-    assert set(made) == {"input_ids", "place_mask"} and made["place_mask"].shape == (2, 8)
+    masks = ["place_mask", "image_embeds_position_mask"]
+    config = transformers.GPT2Config(vocab_size=20, latent_query_num=3)
+    made = hf_inputs(Words(), config, 2, 8, ["inputs_embeds", *masks])
+    assert set(made) == {"input_ids", *masks} and made["place_mask"].shape == (2, 8)
+    assert made["image_embeds_position_mask"].sum(1).tolist() == [3, 3], "as many as stand for an image"
 
 
 def test_a_cache_without_attention_is_left_out():
@@ -426,6 +430,8 @@ def test_rotary_parameters_follow_from_the_kinds_of_layers_and_the_sections():
     found = rotation_that_follows("transformers:LlamaModel", sums)
     assert found == [("rope_parameters", f'{{{plain},"partial_rotary_factor":0.5}}')]
     assert rotation_that_follows(f"transformers:LlamaModel[rope_parameters={found[0][1]}]", sums) == []
+    wide = RuntimeError("split_with_sizes expects split_sizes to sum exactly to 16 (...), got split_sizes=[8, 12, 12]")
+    assert rotation_that_follows("transformers:LlamaModel", wide) == [], "a head is too narrow"
     kinds = 'transformers:LlamaModel[layer_types=["full_attention","sliding_attention"]]'
     (name, value), *others = rotation_that_follows(kinds, KeyError("full_attention"))
     assert name == "rope_parameters" and value.count(plain) == 2 and not others

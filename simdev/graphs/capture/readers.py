@@ -143,8 +143,9 @@ def _shape_of(node: ast.expr) -> str | None:
         node = node.value
     if isinstance(node, ast.Call) and not node.args:
         node = node.func
-    whole = isinstance(node, ast.Attribute) and node.attr in ("shape", "size")
-    return node.value.id if whole and isinstance(node.value, ast.Name) else None
+    if not isinstance(node, ast.Attribute) or node.attr not in ("shape", "size"):
+        return None
+    return node.value.id if isinstance(node.value, ast.Name) else None
 
 
 def _variable(node: ast.expr) -> str | None:

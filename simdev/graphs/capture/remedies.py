@@ -128,8 +128,8 @@ def rotation_that_follows(target: str, error: BaseException) -> list[tuple[str, 
         if isinstance(error, KeyError) and error.args[0] in kinds and not kinds.keys() & once.keys():
             plain = once or {"rope_type": "default", "rope_theta": getattr(part, "default_theta", 10_000.0)}
             return [(field, json.dumps(dict.fromkeys(kinds, plain), separators=(",", ":")))]
-        if sections and "partial_rotary_factor" not in once:
-            share = sum(map(int, sections[2].split(","))) / int(sections[1])
+        share = sum(map(int, sections[2].split(","))) / int(sections[1]) if sections else 1
+        if share < 1 and "partial_rotary_factor" not in once:
             return [(field, json.dumps({**once, "partial_rotary_factor": share}, separators=(",", ":")))]
     return []
 

@@ -93,17 +93,24 @@ def hf_inputs(model, config, batch: int | None, length: int | None, optional: Co
     if "bool_masked_pos" in takes and "Masked" in type(model).__name__:
         side = config.image_size // config.patch_size
         inputs["bool_masked_pos"] = torch.zeros(count, side * side, dtype=torch.bool)
-    asked = named - {*inputs, "inputs"}  # which is another name for one of them
-    asked -= {"inputs_embeds"} if "input_ids" in inputs else set()
-    lengths = {"batch": count, "num_images": 1} | (
-        {"seq": inputs["input_ids"].shape[-1]} if "input_ids" in inputs else {}
-    )
-    inputs = documented(model, config.to_dict(), lengths, {}, asked) | inputs
-    inputs |= _features(model, own, asked - inputs.keys(), count)
+    inputs = _documented(model, config, count, inputs, named) | inputs
     others = sounds[1:] + _images_in_samples(model, config, inputs)
     if others and not _runs_with(model, inputs):
         inputs |= next((other for other in others if _runs_with(model, inputs | other)), {})
     return inputs
+
+
+def _documented(model, config, count: int, inputs: dict, named: set[str]) -> dict:
+    """The ``named`` arguments that are not among the ``inputs``, by their documented shape or by what reads them."""
+    asked = named - {*inputs, "inputs"}  # which is another name for one of them
+    asked -= {"inputs_embeds"} if "input_ids" in inputs else set()
+    lengths = {"batch": count, "num_images": 1}
+    lengths |= {"seq": inputs["input_ids"].shape[-1]} if "input_ids" in inputs else {}
+    found = documented(model, config.to_dict(), lengths, {}, asked)
+    for name in found:
+        if name.endswith("embeds_position_mask"):  # of the tokens that stand for an image
+            found[name][:, getattr(config, "latent_query_num", None) :] = 0
+    return found | _features(model, text_config(config), asked - found.keys(), count)
 
 
 def _features(model, config, names: Collection[str], count: int) -> dict:

@@ -286,7 +286,7 @@ function drawCost(lines) {
     const [px, py] = dots[number];
     const text = make("text", { class: "label", "aria-hidden": true }, line.placer);
     svg.append(press({ "data-placer": line.placer }, `${line.placer}: ${ratio(line)} times the best, ${value(line).toLocaleString("en")} ${unit}`,
-      () => open("placer", line.placer), mark(line.family, px, py)), text);
+      () => open("placer", line.placer), mark(line.family, px, py), text)); // a mark may cover another one, a label does not
     const place = freePlace(px, py, text.getComputedTextLength(), taken, width, bottom);
     if (!place) return text.remove(); // the ranking and the dot's own title still name it
     text.setAttribute("x", place[0]);

@@ -22,12 +22,8 @@ line_search_along_the_natural_gradient stops_by_a_divergence input_with_a_gradie
 optimizers_in_hooks_of_a_training_step an_optimizer_inside_another reversible_blocks
 old_weights_in_the_state
 """.split()
-OWN_PRODUCTS = (
-    "muon_and_adam",
-    "optimizer_Adafactor",
-    "roots_until_they_are_near",
-    "roots_until_their_squares_are_near",
-)  # products in the update, which is one op of another kind
+ROOTS = ("roots_until_they_are_near", "roots_until_their_squares_are_near", "roots_until_plain_numbers_are_near")
+OWN_PRODUCTS = ("muon_and_adam", "optimizer_Adafactor", *ROOTS)  # in the update, which is one op of another kind
 GROWING = ("lbfgs",)  # a history of steps, longer after each call
 OTHER_PARAMETERS = {}  # numbers that only an optimizer knows
 
@@ -137,10 +133,7 @@ def test_a_loop_has_the_products_and_updates_of_its_run(name):
         assert of_products(graph) == pytest.approx(flops, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["roots_until_they_are_near", "roots_until_their_squares_are_near", "roots_until_plain_numbers_are_near"],
-)
+@pytest.mark.parametrize("name", ROOTS)
 def test_numbers_that_steer_an_optimizer_are_true(name):
     """The step of the optimizer ends its search by a number that it reads: 60 rounds with a made-up one."""
     from simdev.graphs.capture.run import run

@@ -5,7 +5,7 @@ from __future__ import annotations
 READ = "selective-read"  # what torch.compile makes of selective recomputation
 
 
-def selective_contexts(products: int = 0):
+def selective_contexts(products: int | None = None):
     """Contexts of a layer's forward pass and of its recomputation, by torchtitan's policy: keep attention,
     reduce-scatters and the first of every two products, recompute the rest (``selective_ac_option = "op"``).
 
@@ -24,17 +24,17 @@ def selective_contexts(products: int = 0):
         aten._scaled_dot_product_flash_attention.default,
         aten._scaled_dot_product_flash_attention_for_cpu.default,
         aten._scaled_dot_product_efficient_attention.default,
+        torch.ops._c10d_functional.reduce_scatter_tensor.default,
     }
-    scattered = torch.ops._c10d_functional.reduce_scatter_tensor.default
+    added = {product, torch.ops._c10d_functional.reduce_scatter_tensor.default}  # by the last product to the input
     met = {False: 0, True: 0}  # products so far, in the forward pass and in its recomputation
 
     def policy(context, op, *_, **__):
         if op == product:
             met[context.is_recompute] += 1
         number = met[context.is_recompute]
-        keep = op in kept or op == scattered or (op == product and number % 2 == 1)
-        if op in (product, scattered) and number == products:
-            keep = False
+        keep = op in kept or (op == product and number % 2 == 1)
+        keep = keep and not (op in added and number == products)
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)

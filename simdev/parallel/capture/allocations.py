@@ -97,7 +97,7 @@ def record(
 
 
 def _local_bytes(tensor) -> int:
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    local = getattr(tensor, "_local_tensor", tensor)
     return local.numel() * local.element_size()
 
 

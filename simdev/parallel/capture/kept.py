@@ -294,8 +294,8 @@ def _segment(row: list) -> Segment:
 def _code() -> str:
     """Of PyTorch's version and of the files that decide what a capture holds."""
     here = Path(__file__).parent
-    names = "record", "stage", "cut", "split", "kept", "ring", "packages", "blocks", "pieces", "tensor_rule", "fakes"
-    files = [here / f"{name}.py" for name in (*names, "reshard", "allocations")]
+    names = "record", "remembered", "stage", "cut", "split", "kept", "ring", "packages", "blocks", "pieces", "fakes"
+    files = [here / f"{name}.py" for name in (*names, "tensor_rule", "reshard", "allocations")]
     files += [here.parent / f"{name}.py" for name in ("program", "passes", "hugging_face", "plain")]
     files += [here.parents[1] / "graphs" / "selective.py"]
     capturing = "trace", "attention", "rewrites", "vision_ops"

@@ -19,6 +19,7 @@ from functools import cache
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
+from torch.autograd.profiler import record_function
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -42,6 +43,8 @@ from simdev.graphs.capture.trace import (
     touched_bytes,
     written_arguments,
 )
+from simdev.parallel.capture import remembered
+from simdev.parallel.capture.remembered import Result
 
 COMPUTE = 0  # the number of the default stream
 # c10d op -> (collective, position of the argument whose bytes count, position of the process group)
@@ -68,6 +71,9 @@ VIEWS = frozenset(
         torch.ops.aten.as_strided.default,
         torch.ops.aten.unsqueeze.default,
         torch.ops.aten.expand.default,
+        torch.ops.aten.view_as_complex.default,
+        torch.ops.aten.view_as_real.default,
+        torch.ops.aten.squeeze.dim,
     }
 )
 SUBCLASSES = (DTensor, AsyncCollectiveTensor)
@@ -163,7 +169,7 @@ class HostAnswers(TorchDispatchMode):
             return NotImplemented
         if func._opname == "_local_scalar_dense":
             return 1.0 if args[0].is_floating_point() else 1
-        return func(*args, **(kwargs or {}))
+        return remembered.run(func, args, kwargs or {})[0]
 
 
 class RankRecorder(TorchDispatchMode):
@@ -233,6 +239,9 @@ class RankRecorder(TorchDispatchMode):
         for module, launcher in (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner")):
             if module in sys.modules:
                 self._patch(getattr(sys.modules[module], launcher), "run", self._launch())
+        # FSDP's labels for a profiler are ops, and as slow as a kernel.
+        self._patch(record_function, "__enter__", lambda label: label)
+        self._patch(record_function, "__exit__", lambda *_: None)
         # A profiler, such as that of a Dask worker, holds the frames that it samples from another thread, and with them
         # tensors whose function has ended.
         here = sys._getframe()
@@ -281,7 +290,7 @@ class RankRecorder(TorchDispatchMode):
         if func in VIEWS and type(args[0]) is FakeTensor and args[0].constant is None and not kwargs:
             return _view(func, *args)
         if self.paused:
-            return func(*args, **(kwargs or {}))
+            return remembered.run(func, args, kwargs or {})[0]
         if any(map(is_wrapper, types)):
             return NotImplemented  # let the subclass turn the op into ops on local tensors, which come here again
         kwargs = kwargs or {}
@@ -294,20 +303,39 @@ class RankRecorder(TorchDispatchMode):
             self._wait_for(torch.cpu.current_stream(), tensors_in(args[0]))
             if self.rows is None:
                 return func(*args, **kwargs)
+            if type(args[0]) is FakeTensor:
+                return _view(torch.ops.aten.alias.default, args[0])
             return torch.ops.aten.alias.default(args[0])  # the tensor itself; its fake result would be another one
-        out = func(*args, **kwargs)
+        out, result = remembered.run(func, args, kwargs)
         if func.namespace in ("_c10d_functional", "c10d"):
             self._communicate(func, name, args, kwargs, out)
         elif func.namespace in ("aten", "fsdp", "prims") and name not in QUESTIONS:
-            self._kernel(func, name, args, kwargs, out)
+            self._kernel(func, name, args, kwargs, out, result)
         elif func.namespace not in ("prim", "profiler", "aten", "inductor"):
             self._kernel(func, name, args, kwargs, out)
         return out
 
-    def _kernel(self, func, name: str, args, kwargs, out) -> None:
+    def _kernel(self, func, name: str, args, kwargs, out, result: Result | None = None) -> None:
         inputs = [t for a in (*args, *kwargs.values()) for t in tensors_in(a)]
+        new = result is not None and bool(result.made)  # what is recorded follows from shapes, too
+        if new and result.recorded is not None:
+            for tensor in tensors_in(out):
+                self._see(tensor.untyped_storage())
+            row = result.recorded
+        else:
+            row = self._row(func, name, args, kwargs, out, inputs)
+            if new:
+                result.recorded = row  # None where nothing runs and no memory is taken
+        if row:
+            stream = torch.cpu.current_stream()
+            self._wait_for(stream, inputs)
+            self._append(RecordedCall(stream.number, *row, self._take(stream)), stream)
+
+    def _row(self, func, name: str, args, kwargs, out, inputs: list) -> tuple | None:
+        """Kind, signature, FLOPs, bytes read and bytes written of a kernel; ``()`` if nothing runs, None for shapes
+        without values."""
         if any(t.device.type == "meta" for t in (*inputs, *tensors_in(out))):
-            return  # shapes without values: nothing runs
+            return None
         known = {t.untyped_storage()._cdata for t in inputs}
         fresh = [t for t in tensors_in(out) if t.untyped_storage()._cdata not in known]
         for tensor in fresh:
@@ -318,9 +346,9 @@ class RankRecorder(TorchDispatchMode):
             by_name = argument.kwarg_only or position >= len(args)
             written += list(tensors_in(kwargs.get(argument.name) if by_name else args[position]))
         if torch.Tag.inplace_view in func.tags or name in EMPTIES or not (fresh or written):
-            return
+            return ()
         if name in NO_KERNEL or max(t.numel() for t in (*fresh, *written)) <= 1 >= len(inputs):
-            return
+            return ()
         if name in GATHERS:
             read = touched_bytes(fresh[0]) + sum(touched_bytes(t) for t in inputs[1:])
         else:
@@ -332,9 +360,7 @@ class RankRecorder(TorchDispatchMode):
         else:
             kind, text = name.replace("_for_cpu", ""), signature(func, args, kwargs, out)
             count = flops(func, args, kwargs, out, inputs, fresh or written)
-        stream = torch.cpu.current_stream()
-        self._wait_for(stream, inputs)
-        self._append(RecordedCall(stream.number, kind, text, int(count), read, wrote, self._take(stream)), stream)
+        return kind, text, int(count), read, wrote
 
     def _launch(self):
         """What stands in for the launch of a Triton kernel: one entry. What the kernel computes is not known: each of

@@ -503,8 +503,7 @@ class StageRun:
         """Build inputs and the optimizer with its state, before anything is recorded; returns the optimizer."""
         module, recorder = self.stage.module, self.recorder
         for tensor in (*module.parameters(), *module.buffers()):
-            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-            recorder.see(local)
+            recorder.see(_local(tensor))
         optimizer = self.stage.optimizer(module)
         self._count = sum(_local(p).numel() for p in module.parameters())
         self._warm(optimizer, module)
@@ -602,4 +601,4 @@ def _shard_unit(module, mesh: Mesh) -> int:
 
 
 def _local(tensor):
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return getattr(tensor, "_local_tensor", tensor)  # to_local() makes a view, for autograd

@@ -186,11 +186,18 @@ def test_recorded_views_are_those_of_fake_tensors():
         aten.as_strided.default: ([2, 2], [6, 1], 2),
         aten.unsqueeze.default: (1,),
         aten.expand.default: ([5, 4, 6],),
+        aten.squeeze.dim: (0,),
     }
     with FakeTensorMode():
-        x = torch.empty(4, 6, dtype=torch.bfloat16)
+        usual = torch.empty(4, 6, dtype=torch.bfloat16)
+        others = {
+            aten.squeeze.dim: usual[:1],
+            aten.view_as_complex.default: torch.empty(4, 2),
+            aten.view_as_real.default: torch.empty(4, dtype=torch.complex64),
+        }
         recorder = RankRecorder()
         for view in VIEWS:
+            x = others.get(view, usual)
             wanted = view(x, *arguments.get(view, ()))
             with recorder:
                 found = view(x, *arguments.get(view, ()))

@@ -317,19 +317,20 @@ class RankRecorder(TorchDispatchMode):
 
     def _kernel(self, func, name: str, args, kwargs, out, result: Result | None = None) -> None:
         inputs = [t for a in (*args, *kwargs.values()) for t in tensors_in(a)]
-        new = result is not None and bool(result.made)  # what is recorded follows from shapes, too
-        if new and result.recorded is not None:
+        new = result if result is not None and result.made else None  # what is recorded follows from shapes, too
+        if new is not None and new.recorded is not None:
             for tensor in tensors_in(out):
                 self._see(tensor.untyped_storage())
-            row = result.recorded
+            row = new.recorded
         else:
             row = self._row(func, name, args, kwargs, out, inputs)
-            if new:
-                result.recorded = row  # None where nothing runs and no memory is taken
+            if new is not None:
+                new.recorded = row  # None where nothing runs and no memory is taken
         if row:
+            kind, text, count, read, wrote = row
             stream = torch.cpu.current_stream()
             self._wait_for(stream, inputs)
-            self._append(RecordedCall(stream.number, *row, self._take(stream)), stream)
+            self._append(RecordedCall(stream.number, kind, text, count, read, wrote, self._take(stream)), stream)
 
     def _row(self, func, name: str, args, kwargs, out, inputs: list) -> tuple | None:
         """Kind, signature, FLOPs, bytes read and bytes written of a kernel; ``()`` if nothing runs, None for shapes

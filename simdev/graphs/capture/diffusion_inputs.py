@@ -13,7 +13,8 @@ import re
 from collections.abc import Collection
 
 from simdev.graphs.capture.documented_inputs import TOKENS, documented, documented_axes
-from simdev.graphs.capture.readers import first_reader, part_that_reads, width_read
+from simdev.graphs.capture.joint_inputs import alias, described_axes, joint_inputs, packed_parts, pixels
+from simdev.graphs.capture.readers import first_reader, joined_widths, part_that_reads, width_read
 
 SIDE, IMAGE_SIDE, FRAMES = 32, 128, 2
 TEXT_WIDTHS = (  # fields for the width of a text's features: before their projection, then after it
@@ -55,8 +56,13 @@ def diffusion_inputs(model, batch: int, optional: Collection[str] = ()) -> dict:
             "encoder_hidden_states": torch.randn(batch, config["num_embeddings"], width),
         }
     shape = _latent(model, config, takes, batch)
-    name = next((name for name in ("sample", "x", "hidden_states") if name in takes), None)
-    inputs = {name: torch.randn(_as_patches(model, name, config, takes, shape))} if name else {}
+    if parts := packed_parts(takes, config, shape if len(shape) == 5 else (*shape[:2], FRAMES, *shape[2:])):
+        return parts
+    sample = next((name for name in ("sample", "x", "hidden_states") if name in takes), None)
+    inputs = {sample: torch.randn(_as_patches(model, sample, config, takes, shape))} if sample else {}
+    if "1D" in type(model).__name__ and sample:  # the features of each place of a wave, beside those of a condition
+        widths = joined_widths(model, sample)
+        inputs |= {name: torch.randn(batch, 1 << 10, width) for name, width in widths.items()}
     inputs |= _conditions(model, config, takes, shape)
     if any("Motion" in str(word) for word in config.get("down_block_types") or ()):  # each frame has its text
         inputs["encoder_hidden_states"] = inputs["encoder_hidden_states"].repeat_interleave(shape[2], 0)
@@ -67,8 +73,9 @@ def diffusion_inputs(model, batch: int, optional: Collection[str] = ()) -> dict:
         usual |= {f"{prefix}{name}" for name in before for prefix in ("", "indices_")}
     for name, item in takes.items():
         if name not in inputs and (item.default is item.empty or name in usual):
-            made = by_name(re.sub(r"_\d$", "", name), config, shape)  # of a second text
+            made = by_name(alias(model, re.sub(r"_\d$", "", name)), config, shape)  # of a second text
             made = by_reader(model, name, shape) if made is None else made
+            made = pixels(model, name, shape) if made is None else made
             if made is not None:
                 inputs[name] = made
     for name in takes:  # of a sound beside a video
@@ -76,7 +83,8 @@ def diffusion_inputs(model, batch: int, optional: Collection[str] = ()) -> dict:
         if word != name and f"{word}_hidden_states" in inputs:
             inputs[name] = inputs[f"{word}_hidden_states"].shape[1]
     lengths = {"batch": batch, "frames": FRAMES, "height": shape[-2], "width": shape[-1], "image": SIDE * SIDE}
-    return inputs | documented(model, dict(config), lengths, inputs)
+    inputs |= documented(model, dict(config), lengths, inputs)
+    return inputs | joint_inputs(model, inputs, sample, shape) if sample else inputs
 
 
 def _channels_of_sounds(model) -> int | None:
@@ -98,7 +106,7 @@ def _latent(model, config, takes, batch: int) -> tuple[int, ...]:
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     height, width = config.get("sample_height") or height, config.get("sample_width") or width
     entrance = next((part for name, part in model.named_children() if name.endswith("conv_in")), None)
-    channels = config.get("in_channels") or getattr(entrance, "in_channels", 3)
+    channels = config.get("in_channels") or config.get("latent_channel") or getattr(entrance, "in_channels", 3)
     if config.get("in_visual_dim"):  # channels last, with those of a condition if the first layer takes them
         entrance, _ = part_that_reads(model, "hidden_states") or (model, 0)
         first = next((module.in_features for module in entrance.modules() if isinstance(module, torch.nn.Linear)), 0)
@@ -122,10 +130,20 @@ def _latent(model, config, takes, batch: int) -> tuple[int, ...]:
     whole = 2 * config["clip_length"] if config.get("clip_length") else 9
     pieces = sum(config.get("chunk_partition") or ())
     clip = config.get("sample_frames") or config.get("video_length") or pieces or FRAMES
+    if encodes and only_tiled(model):  # one tile, of frames, rows and columns
+        return batch, channels, *model.kernel
     frames = whole if solid and encodes else clip
     if _frames_first(model):
         return batch, frames, channels, height, width
     return batch, channels, frames, height, width
+
+
+def only_tiled(model) -> bool:
+    """Whether a model encodes tiles alone, of a size that it says: its code says that the rest is not written."""
+    encode = getattr(type(model), "_encode", None)
+    code = inspect.getsource(encode) if inspect.isfunction(encode) else ""
+    unwritten = re.search(r"raise NotImplementedError\([^)]*without tiling", code)
+    return bool(unwritten) and hasattr(model, "enable_tiling") and isinstance(getattr(model, "kernel", None), tuple)
 
 
 def _frames_first(model) -> bool:
@@ -156,10 +174,12 @@ def _as_patches(model, name: str, config, takes, latent: tuple[int, ...]) -> tup
     if len(documented_axes(model, name)) == 3 and len(latent) > 3 and isinstance(reader, torch.nn.Linear):
         return latent[0], SIDE * SIDE, reader.in_features
     placed = {"img_ids", "img_shapes"} & takes.keys() or {"height", "width"} <= takes.keys()
-    if not placed or not isinstance(first, torch.nn.Linear):
-        return latent
-    frames = FRAMES if "num_frames" in takes else 1
-    return latent[0], frames * SIDE * SIDE, first.in_features
+    if placed and isinstance(first, torch.nn.Linear):
+        frames = FRAMES if "num_frames" in takes else 1
+        return latent[0], frames * SIDE * SIDE, first.in_features
+    if not placed and len(described_axes(model, name)) == 3 and isinstance(reader, torch.nn.Linear):
+        return latent[0], SIDE * SIDE, reader.in_features
+    return latent
 
 
 def _conditions(model, config, takes, latent: tuple[int, ...]) -> dict:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from simdev.errors import InvalidInput, UnknownName, Unsupported
-from simdev.graphs.capture.diffusion_inputs import diffusion_inputs
+from simdev.graphs.capture.diffusion_inputs import diffusion_inputs, only_tiled
 from simdev.graphs.capture.documented_inputs import with_shape
 from simdev.graphs.capture.transformers_inputs import GIVE, hf_inputs, hf_labels, ops_of, parts_of, text_config
 from simdev.graphs.capture.vision_ops import define_missing_operators
@@ -741,6 +741,8 @@ def _diffusers(target, name, fields, mode, batch, length, given, optional=()):
                 f"{', '.join(unset)} that it needs",
                 source=target,
             ) from error
+        if only_tiled(model):
+            model.enable_tiling()
         if given:
             return given(model)
         from simdev.graphs.capture.shadows import known_draws

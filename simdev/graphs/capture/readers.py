@@ -76,6 +76,55 @@ def width_read(model, name: str) -> int | None:
     return None if layer is None else _width(layer)
 
 
+def joined_widths(model, name: str) -> dict[str, int]:
+    """How wide the arguments are that the forward of ``model`` joins along their last axis before a layer reads them,
+    the sample ``name`` among them: it is as wide as what the last layer gives back, the others share the rest.
+    Nothing where the code does not show this."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(type(model).forward))))
+    except (OSError, TypeError, SyntaxError):
+        return {}
+    takes = inspect.signature(model.forward).parameters
+    layers = [layer for layer in model.modules() if not list(layer.children())]
+    ends = [vars(layer).get("out_channels") or vars(layer).get("out_features") for layer in layers]
+    given_back = next((width for width in reversed(ends) if isinstance(width, int)), 0)
+    joined: list[str] = []
+    target = ""
+    for line in tree.body[0].body if isinstance(tree.body[0], ast.FunctionDef) else ():
+        if not isinstance(line, ast.Assign) or not isinstance(line.targets[0], ast.Name):
+            continue
+        if not joined and name in (names := _concatenated(line.value)) and set(names) <= takes.keys():
+            joined, target = names, line.targets[0].id
+            continue
+        for call in ast.walk(line.value):
+            if not isinstance(call, ast.Call) or not joined or target not in _names(call.args):
+                continue
+            module = _part(model, path) if (path := _of_self(call.func)) else None
+            if module is None:
+                continue
+            rest = (_width(module) or 0) - given_back
+            if rest <= 0 or not given_back or rest % (len(joined) - 1):
+                return {}
+            return {word: given_back if word == name else rest // (len(joined) - 1) for word in joined}
+    return {}
+
+
+def _names(items: list[ast.expr]) -> set[str]:
+    """All variables in some expressions."""
+    return {word.id for item in items for word in ast.walk(item) if isinstance(word, ast.Name)}
+
+
+def _concatenated(node: ast.expr) -> list[str]:
+    """The names of the variables in ``torch.cat([a, b], dim=-1)``; none for another expression, or a single one."""
+    if not isinstance(node, ast.Call) or ast.unparse(node.func) not in ("torch.cat", "torch.concat") or not node.args:
+        return []
+    axes = [key.value for key in node.keywords if key.arg == "dim"] + node.args[1:]
+    items = node.args[0].elts if isinstance(node.args[0], (ast.List, ast.Tuple)) else []
+    names = [item.id for item in items if isinstance(item, ast.Name)]
+    last = [ast.unparse(axis) for axis in axes] == ["-1"]
+    return names if last and len(names) == len(items) > 1 else []
+
+
 def _width(layer) -> int | None:
     """How many numbers of a place a layer reads; None for a module that is no such layer."""
     import torch

@@ -1,0 +1,250 @@
+"""Inputs of models of diffusers that share axes with the sample, by their code and their documentation."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+
+def made_for(model, optional=()):
+    from simdev.graphs.capture.diffusion_inputs import diffusion_inputs
+
+    return diffusion_inputs(model, 1, optional)
+
+
+def shapes(inputs: dict) -> dict:
+    return {name: tuple(item.shape) for name, item in inputs.items() if isinstance(item, torch.Tensor)}
+
+
+def test_axes_are_read_wherever_the_documentation_gives_them():
+    from simdev.graphs.capture.joint_inputs import alias, described_axes
+
+    class Described:
+        def forward(self, sample, timestep, text, mask, other):
+            """
+            Args:
+                sample (`torch.Tensor`):
+                    A video of shape `(batch_size,
+                    frames)`.
+                timestep: ``(B, 1, T)`` time steps.
+                text (`torch.Tensor` of shape `(batch, config.width)`):
+                    Words.
+                mask: Alias for ``text``.
+                other: as wide as `(batch, 3)`.
+
+            Returns:
+                other: ``(B, 5)``
+            """
+
+    axes = {name: described_axes(Described(), name) for name in ("sample", "timestep", "text", "mask", "other")}
+    found = {"sample": ["batch_size", "frames"], "timestep": ["B", "1", "T"], "text": ["batch", "width"]}
+    assert axes == {**found, "mask": [], "other": []}
+    assert alias(Described(), "mask") == "text" and alias(Described(), "text") == "text"
+
+
+def test_names_in_axes_are_solved_for():
+    from simdev.graphs.capture.joint_inputs import solved
+
+    assert solved(["B", "2C + 4", "T + 1", "3 * H", "W - 2"], (1, 36, 2, 9, 6)) == {
+        "B": 1,
+        "C": 16,
+        "T": 1,
+        "H": 3,
+        "W": 8,
+    }
+    assert solved(["2C + 4"], (35,)) == {} and solved(["T + 1"], (1,)) == {}, "no whole number, and nothing left"
+    assert solved(["B"], (1, 2)) == {}, "another number of axes"
+
+
+def test_an_argument_has_the_frames_that_the_sample_leaves_it():
+    class Posed(torch.nn.Module):
+        config = {"in_channels": 36}  # noqa: RUF012
+
+        def __init__(self):
+            super().__init__()
+            self.embed, self.pose = torch.nn.Conv3d(36, 8, 1), torch.nn.Conv3d(16, 8, 1)
+            self.face = Face()
+
+        def forward(self, hidden_states, pose_hidden_states=None, face_pixel_values=None):
+            """
+            Args:
+                hidden_states (`torch.Tensor` of shape `(B, 2C + 4, T + 1, H, W)`):
+                    The video.
+                pose_hidden_states (`torch.Tensor` of shape `(B, C, T, H, W)`):
+                    The pose.
+                face_pixel_values (`torch.Tensor` of shape `(B, C', S, H', W')`):
+                    The face.
+            """
+            return self.embed(hidden_states)[:, :, 1:] + self.pose(pose_hidden_states) + self.face(face_pixel_values)
+
+    class Face(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.size, self.read = 24, torch.nn.Conv2d(3, 8, 1)
+
+    found = shapes(made_for(Posed(), ["pose_hidden_states", "face_pixel_values"]))
+    sample = {"hidden_states": (1, 36, 2, 32, 32), "pose_hidden_states": (1, 16, 1, 32, 32)}
+    assert found == {**sample, "face_pixel_values": (1, 3, 1, 24, 24)}
+
+
+class Packed(torch.nn.Module):
+    config = {"in_channels": 6}  # noqa: RUF012
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.text = torch.nn.Linear(6, 8), torch.nn.Linear(5, 8)
+
+
+def test_the_parts_of_a_packed_sequence_have_places_in_a_row():
+    class Placed(Packed):
+        def forward(self, hidden_states, encoder_hidden_states, video_indices, text_indices, kinds, position_ids):
+            """
+            Args:
+                hidden_states (`torch.Tensor` of shape `(batch_size, num_video_tokens, in_channels)`):
+                    The video.
+                encoder_hidden_states (`torch.Tensor` of shape `(batch_size, num_text_tokens, text_dim)`):
+                    The text.
+                video_indices (`torch.Tensor` of shape `(num_video_tokens,)`):
+                    Places of the video.
+                text_indices (`torch.Tensor` of shape `(num_text_tokens,)`):
+                    Places of the text.
+                kinds (`torch.Tensor` of shape `(seq_len,)`):
+                    Kinds.
+                position_ids (`torch.Tensor` of shape `(seq_len, 3)`):
+                    Positions.
+            """
+            return self.embed(hidden_states), self.text(encoder_hidden_states)
+
+    found = made_for(Placed())
+    texts = {"hidden_states": (1, 1024, 6), "encoder_hidden_states": (1, 77, 5)}
+    places = {"video_indices": (1024,), "text_indices": (77,), "kinds": (1101,), "position_ids": (1101, 3)}
+    assert shapes(found) == texts | places
+    rows = torch.cat([found["video_indices"], found["text_indices"]])
+    assert rows.tolist() == list(range(1101)) and found["kinds"].dtype == torch.int64
+
+
+def test_a_text_and_an_image_of_one_sequence_are_as_long_as_it():
+    class Joint(Packed):
+        def forward(self, hidden_states, encoder_hidden_states, position_ids, roles):
+            """
+            Args:
+                hidden_states (`torch.Tensor` of shape `(batch_size, sequence_length, in_channels)`):
+                    The image, with zeros for the text.
+                encoder_hidden_states (`torch.Tensor` of shape `(batch_size, sequence_length, text_dim)`):
+                    The text, with zeros for the image.
+                position_ids (`torch.Tensor` of shape `(batch_size, sequence_length, 3)`):
+                    Positions.
+                roles (`torch.Tensor` of shape `(batch_size, sequence_length)`):
+                    Roles.
+            """
+            return self.embed(hidden_states) + self.text(encoder_hidden_states)
+
+    length = 77 + 32 * 32
+    sizes = {"hidden_states": (6,), "encoder_hidden_states": (5,), "position_ids": (3,), "roles": ()}
+    assert shapes(made_for(Joint())) == {name: (1, length, *rest) for name, rest in sizes.items()}
+
+
+def test_tokens_have_time_steps_and_positions_of_their_own():
+    class Timed(Packed):
+        def grid(self, frame_positions, height, width, device, fps):
+            return torch.ones(len(frame_positions) * height * width, 4, device=device)
+
+        def forward(self, hidden_states, timestep, rotary):
+            """
+            Args:
+                hidden_states (`torch.Tensor`):
+                    Tokens of shape `(batch_size, num_tokens, in_channels)`.
+                timestep (`torch.Tensor`):
+                    Time steps of shape `(batch_size, num_tokens)`.
+                rotary (`torch.Tensor`):
+                    Positions, as returned by
+                    [`~Timed.grid`].
+            """
+            return self.embed(hidden_states)
+
+    wanted = {"hidden_states": (1, 1024, 6), "timestep": (1, 1024), "rotary": (1024, 4)}
+    assert shapes(made_for(Timed())) == wanted
+
+    class Twice(Timed):
+        def forward(self, hidden_states, timestep, rotary, audio_timestep=None):
+            return self.embed(hidden_states)
+
+    Twice.forward.__doc__ = Timed.forward.__doc__
+    assert shapes(made_for(Twice()))["timestep"] == (1,), "those of another sample, of other tokens, may be the same"
+
+
+def test_a_sequence_of_named_parts_has_the_patches_of_each():
+    class Named(torch.nn.Module):
+        config = {"latent_channel": 4, "latent_patch_size": 2, "vocab_size": 9}  # noqa: RUF012
+
+        def forward(  # noqa: PLR0913
+            self, input_ids, text_indexes, position_ids, und_len, sequence_length, vision_tokens, vision_token_shapes,
+            vision_sequence_indexes, vision_mse_loss_indexes, vision_timesteps, vision_noisy_frame_indexes,
+            sound_tokens=None, sound_token_shapes=None, sound_sequence_indexes=None,
+        ): ...  # fmt: skip
+
+    found = made_for(Named())
+    assert found["vision_tokens"][0].shape == (1, 4, 2, 32, 32) and found["vision_token_shapes"] == [(2, 16, 16)]
+    places = torch.cat([found["text_indexes"], found["vision_sequence_indexes"]])
+    assert places.tolist() == list(range(77 + 512)) and found["sequence_length"] == 77 + 512
+    assert found["position_ids"].shape == (3, 77 + 512) and found["vision_timesteps"].shape == (512,)
+    assert not any(name.startswith("sound") for name in found), "a part that it may do without"
+
+
+def test_what_a_layer_reads_together_is_shared_among_the_arguments():
+    from simdev.graphs.capture.readers import joined_widths
+
+    class Wave1D(torch.nn.Module):
+        config = {}  # noqa: RUF012
+
+        def __init__(self):
+            super().__init__()
+            self.read, self.write = torch.nn.Conv1d(12, 8, 2), torch.nn.ConvTranspose1d(8, 4, 2)
+
+        def forward(self, hidden_states, context_latents, timestep):
+            hidden_states = torch.cat([context_latents, hidden_states], dim=-1)
+            length = hidden_states.shape[1]
+            hidden_states = self.read(hidden_states.transpose(1, 2))
+            return self.write(hidden_states)[:, :length]
+
+    class Rows1D(Wave1D):
+        def forward(self, hidden_states, context_latents, timestep):
+            hidden_states = torch.cat([context_latents, hidden_states], dim=1)
+            return self.read(hidden_states)
+
+    assert joined_widths(Wave1D(), "hidden_states") == {"context_latents": 8, "hidden_states": 4}
+    assert joined_widths(Rows1D(), "hidden_states") == {}, "one behind the other"
+    wanted = {"hidden_states": (1, 1024, 4), "context_latents": (1, 1024, 8), "timestep": (1,)}
+    assert shapes(made_for(Wave1D())) == wanted
+
+
+def test_a_model_of_tiles_alone_gets_one(monkeypatch):
+    pytest.importorskip("diffusers")
+    import diffusers
+
+    from simdev.graphs.capture.packages import package_step
+
+    class Tiled(torch.nn.Module):
+        config = {"in_channels": 3, "sample_size": 32}  # noqa: RUF012
+
+        def __init__(self):
+            super().__init__()
+            self.read, self.kernel, self.tiling = torch.nn.Conv3d(3, 8, 1), (24, 32, 32), False
+
+        def enable_tiling(self):
+            self.tiling = True
+
+        def _encode(self, sample):
+            if self.tiling:
+                return self.read(sample)
+            raise NotImplementedError("Encoding without tiling has not been implemented yet.")
+
+        def encode(self, sample):
+            return self._encode(sample)
+
+        def forward(self, sample):
+            return self.encode(sample)
+
+    monkeypatch.setattr(diffusers, "Tiled", Tiled, raising=False)
+    step = package_step("diffusers:Tiled")[0]()
+    assert step.inputs[0]["sample"].shape == (1, 3, 24, 32, 32)
+    assert step.loss(step.model, *step.inputs).numel() == 1

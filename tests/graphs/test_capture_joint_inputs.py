@@ -248,3 +248,111 @@ def test_a_model_of_tiles_alone_gets_one(monkeypatch):
     step = package_step("diffusers:Tiled")[0]()
     assert step.inputs[0]["sample"].shape == (1, 3, 24, 32, 32)
     assert step.loss(step.model, *step.inputs).numel() == 1
+
+
+def test_a_text_for_each_layer_has_the_width_of_its_encoder():
+    class Layered(torch.nn.Module):
+        config = {"in_channels": 4, "caption_channels": [6, 5], "layers": [0, 2], "text_emb_dim": 7}  # noqa: RUF012
+
+        def forward(
+            self, hidden_states, encoder_hidden_states_one=None, encoder_hidden_states_two=None, pooled_embeds=None
+        ):
+            return [encoder_hidden_states_two[layer] for layer in self.config.layers]
+
+    found = made_for(Layered())
+    assert found["encoder_hidden_states_one"].shape == (1, 77, 6) and found["pooled_embeds"].shape == (1, 7)
+    assert [tuple(text.shape) for text in found["encoder_hidden_states_two"]] == [(1, 77, 5)] * 3
+
+
+def test_positions_are_as_many_as_the_error_of_the_code_says(monkeypatch):
+    diffusers = pytest.importorskip("diffusers")
+    from simdev.graphs.capture import capture_package
+
+    class Joint(torch.nn.Module):
+        config = {"in_channels": 4, "vocab_size": 9}  # noqa: RUF012
+
+        def __init__(self):
+            super().__init__()
+            self.words, self.patches = torch.nn.Embedding(9, 8), torch.nn.Conv2d(4, 8, 2, 2)
+
+        def forward(
+            self, hidden_states, input_ids, images: list[torch.Tensor], sizes: dict[int, list[int]], attention_mask,
+            position_ids,
+        ):  # fmt: skip
+            rows = torch.cat([self.words(input_ids), self.patches(hidden_states).flatten(2).transpose(1, 2)], 1)
+            rows = rows + position_ids.view(-1, rows.shape[1])[..., None]
+            if attention_mask.dim() == 3 and not images and not sizes:
+                rows = attention_mask.float() @ rows
+            return rows
+
+    monkeypatch.setattr(diffusers, "JointModel", Joint, raising=False)
+    graph = capture_package("diffusers:JointModel")
+    length = 77 + 16 * 16
+    assert graph.meta["optional_inputs"] == [f"position_ids[{length}]"]
+    masks = [f"input()->i64[1,{length},{length}]", f"input()->i64[1,{length}]"]
+    assert set(masks) <= {str(signature) for signature in graph.signatures}
+
+
+def test_fields_of_lists_and_factors_get_values_with_which_a_step_runs(monkeypatch):
+    diffusers = pytest.importorskip("diffusers")
+    from simdev.errors import InvalidInput
+    from simdev.graphs.capture import capture_package, remedies
+
+    class Factors(torch.nn.Module):
+        def __init__(self, rope_scaling: dict = None):  # noqa: RUF013
+            super().__init__()
+            self.config = {"in_channels": 4}
+            self.factors = rope_scaling["short_factor"] + rope_scaling["long_factor"]
+            self.first = torch.nn.Conv2d(4, 8, 1)
+
+        def forward(self, sample):
+            return self.first(sample) * self.factors[0]
+
+    class Lists(Factors):
+        def __init__(
+            self, caption_channels: list[int] = None, llama_layers: list[int] = None, num_layers: int = 9,  # noqa: RUF013
+            num_single_layers: int = 9, num_attention_heads: int = 8, attention_head_dim: int = 16,
+            axes_dims_rope: tuple[int, int] = (4, 4),
+        ):  # fmt: skip
+            super().__init__({"short_factor": [1.0], "long_factor": [1.0]})
+            few = num_layers + num_single_layers == len(llama_layers) and num_attention_heads == 4
+            if not few or sum(axes_dims_rope) != attention_head_dim or len(caption_channels) != 2:
+                raise ValueError
+
+    monkeypatch.setattr(diffusers, "OpenModel", Factors, raising=False)
+    found = remedies.fields_that_run("diffusers:OpenModel")
+    assert found == 'diffusers:OpenModel[rope_scaling={"short_factor":[1.0],"long_factor":[1.0]}]'
+    assert capture_package("diffusers:OpenModel").meta["source"] == found, "factors of 1 change no shape"
+
+    class Sizes(Factors):
+        def __init__(self, sizes: dict = None):  # noqa: RUF013
+            super().__init__({"short_factor": [sizes["width"][0]], "long_factor": [1.0]})
+
+    monkeypatch.setattr(diffusers, "OpenModel", Sizes, raising=False)
+    with pytest.raises(InvalidInput, match=r'OpenModel\[sizes={"width":\[1.0\]}\] runs'):
+        capture_package("diffusers:OpenModel")
+    monkeypatch.setattr(diffusers, "OpenModel", Lists, raising=False)
+    fields = "num_layers=1,num_single_layers=1,num_attention_heads=4,axes_dims_rope=[8,4,4]"
+    found = remedies.fields_that_run("diffusers:OpenModel")
+    assert found == f"diffusers:OpenModel[caption_channels=[64,64],llama_layers=[0,1],{fields}]"
+
+
+def test_a_step_that_asks_for_values_runs_only_if_it_is_small(monkeypatch):
+    diffusers = pytest.importorskip("diffusers")
+    import simdev.graphs.capture.run as run
+    from simdev.graphs.capture.remedies import fields_that_run
+
+    class Counts(torch.nn.Module):
+        def __init__(self, in_channels=None):
+            super().__init__()
+            self.config = {"in_channels": in_channels}
+            self.first = torch.nn.Conv2d(in_channels, 256, 1)  # too many weights for their values to be known
+
+        def forward(self, sample):
+            found = self.first(sample)
+            return found[found > 0]
+
+    monkeypatch.setattr(diffusers, "OpenModel", Counts, raising=False)
+    assert fields_that_run("diffusers:OpenModel") == "diffusers:OpenModel[in_channels=32]"
+    monkeypatch.setattr(run, "MOST_REAL_BYTES", 100)
+    assert fields_that_run("diffusers:OpenModel") is None

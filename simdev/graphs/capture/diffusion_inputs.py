@@ -13,7 +13,14 @@ import re
 from collections.abc import Collection
 
 from simdev.graphs.capture.documented_inputs import TOKENS, documented, documented_axes
-from simdev.graphs.capture.joint_inputs import alias, described_axes, joint_inputs, packed_parts, pixels
+from simdev.graphs.capture.joint_inputs import (
+    alias,
+    described_axes,
+    joint_inputs,
+    of_a_joint_sequence,
+    packed_parts,
+    pixels,
+)
 from simdev.graphs.capture.readers import first_reader, joined_widths, part_that_reads, width_read
 
 SIDE, IMAGE_SIDE, FRAMES = 32, 128, 2
@@ -22,6 +29,8 @@ TEXT_WIDTHS = (  # fields for the width of a text's features: before their proje
     "cap_feat_dim context_in_dim context_dim llm_features_dim cross_attention_input_dim cross_attention_dim "
     "joint_attention_dim"
 ).split()
+
+WHOLE_TEXT_WIDTHS = ("pooled_projection_dim", "in_text_dim2", "text_emb_dim")
 
 
 def diffusion_inputs(model, batch: int, optional: Collection[str] = ()) -> dict:
@@ -82,6 +91,7 @@ def diffusion_inputs(model, batch: int, optional: Collection[str] = ()) -> dict:
         word = name.removesuffix("_num_frames")
         if word != name and f"{word}_hidden_states" in inputs:
             inputs[name] = inputs[f"{word}_hidden_states"].shape[1]
+    inputs |= of_a_joint_sequence(model, takes, inputs, optional)
     lengths = {"batch": batch, "frames": FRAMES, "height": shape[-2], "width": shape[-1], "image": SIDE * SIDE}
     inputs |= documented(model, dict(config), lengths, inputs)
     return inputs | joint_inputs(model, inputs, sample, shape) if sample else inputs
@@ -236,10 +246,18 @@ def _texts(model, config, takes, batch: int) -> dict:
         blocks = sum(len(part) for name, part in model.named_children() if name.endswith("transformer_blocks"))
         texts = [torch.randn(batch, TOKENS, config["text_encoder_dim"]) for _ in range(blocks)]
         inputs["text_encoder_layers"] = texts
-    if "pooled_projections" in takes:
-        width = config.get("pooled_projection_dim") or config.get("in_text_dim2")
-        if width:
-            inputs["pooled_projections"] = torch.randn(batch, width)
+    width = next((config.get(key) for key in WHOLE_TEXT_WIDTHS if config.get(key)), None)
+    for name in ("pooled_projections", "pooled_embeds"):
+        if name in takes and width:
+            inputs[name] = torch.randn(batch, width)
+    several = [name for name in takes if name.startswith("encoder_hidden_states_")]
+    widths = config.get("caption_channels")
+    if several and isinstance(widths, (list, tuple)) and len(several) == len(widths):  # of a text encoder each
+        code = inspect.getsource(inspect.unwrap(type(model).forward))
+        for name, width in zip(several, widths, strict=True):
+            layers = re.search(rf"\b{name}\[(\w+)\] for \1 in self\.config\.(\w+)", code)
+            texts = [torch.randn(batch, TOKENS, width) for _ in range(1 + max(config[layers[2]]) if layers else 1)]
+            inputs[name] = texts if layers else texts[0]
     return inputs
 
 
@@ -284,8 +302,8 @@ def by_name(name: str, config, latent: tuple[int, ...], tokens: int = TOKENS):
         return torch.randn(latent)
     if name.endswith("attention_mask"):
         return torch.ones(batch, tokens, dtype=torch.int64)
-    if name.endswith("_ids") and size("vocab_size"):
-        return torch.randint(0, size("vocab_size"), (batch, tokens))
+    if name.endswith("_ids") and (words := size("vocab_size") or (name == "input_ids" and config.get("vocab_size"))):
+        return torch.randint(0, words, (batch, tokens))
     if name.endswith(("_token_id", "_token_drop")) and size("codebook_size"):  # for each patch of the latent
         patches = batch, math.prod(latent[2:]) // config["patch_size"] ** 2
         ids = torch.randint(0, size("codebook_size"), patches)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Mapping, Sequence
+import typing
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from simdev.graphs.capture.documented_inputs import TOKENS, documented_axes
@@ -171,6 +172,27 @@ def _of_a_packed_sequence(
     return found
 
 
+def of_a_joint_sequence(model, takes: Mapping, inputs: Mapping[str, Any], optional: Collection[str]) -> dict:
+    """What a forward needs beside the numbers of a text's words: the positions of a sequence that has other tokens,
+    too, a mask of it, and no images among the words. The sequence is as long as the text until an error says how long
+    it is (``position_ids[334]`` among the ``optional`` arguments)."""
+    import torch
+
+    needed = [name for name, item in takes.items() if item.default is item.empty and not described_axes(model, name)]
+    if not {"input_ids", "position_ids"} <= set(needed) or "input_ids" not in inputs:
+        return {}
+    told = (re.fullmatch(r"position_ids\[(\d+)\]", item) for item in optional)
+    rows, length = inputs["input_ids"].shape
+    length = next((int(item[1]) for item in told if item), length)
+    found: dict[str, Any] = {"position_ids": torch.arange(length).repeat(rows, 1)}
+    code = inspect.getsource(inspect.unwrap(type(model).forward))
+    if "attention_mask" in needed and re.search(r"\battention_mask\.(dim\(\)|ndim) == 3", code):  # for each pair
+        found["attention_mask"] = torch.ones(rows, length, length, dtype=torch.int64)
+    places = [name for name in needed if typing.get_origin(takes[name].annotation) is dict]
+    lists = [name for name in needed if typing.get_origin(takes[name].annotation) is list]
+    return found | {name: {} for name in places} | {name: [] for name in lists if places}
+
+
 def packed_parts(takes: Mapping, config: Mapping[str, Any], latent: Sequence[int]) -> dict:
     """The arguments of a forward that packs the tokens of a text and of other parts into one sequence: for each part,
     such as ``vision``, a list with its latent, the grid of its patches, their places in the sequence, those that are
@@ -180,7 +202,7 @@ def packed_parts(takes: Mapping, config: Mapping[str, Any], latent: Sequence[int
     needed = {name for name, item in takes.items() if item.default is inspect.Parameter.empty}
     parts = [name.removesuffix("_sequence_indexes") for name in takes if name.endswith("_sequence_indexes")]
     parts = [part for part in parts if {f"{part}_tokens", f"{part}_token_shapes"} <= needed]
-    if not parts or "sequence_length" not in needed:
+    if not parts or "sequence_length" not in needed or "vocab_size" not in config:
         return {}
     step = next((size for key, size in config.items() if key.endswith("patch_size") and isinstance(size, int)), 1)
     grid = latent[2], latent[3] // step, latent[4] // step

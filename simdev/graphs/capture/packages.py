@@ -375,6 +375,11 @@ def _call(model, inputs: dict):
         raise InvalidInput(
             f"running its step failed ({error}): without a loss of its own, capture it with --mode inference, or {GIVE}"
         ) from error
+    except RuntimeError as error:
+        if (name := _of_another_length(inputs, error)) is None:
+            raise
+        message = f"running its step failed ({error}): it may need {name}, which simdev does not make up; {GIVE}"
+        raise NeedsArguments(message, [name]) from error
     except ValueError as error:
         takes = inspect.signature(model.forward).parameters.items()
         left_out = [name for name, item in takes if item.default is None and name not in inputs]
@@ -395,6 +400,21 @@ def _call(model, inputs: dict):
         if counts and int(counts[1]) % rows == 0 and (int(counts[1]) > int(counts[2]) or int(counts[1]) == rows):
             raise NeedsArguments(message, [f"labels[{counts[1]}]"]) from error
         raise InvalidInput(message) from error
+
+
+def _of_another_length(inputs: dict, error: Exception) -> str | None:
+    """Which of the numbers among the ``inputs`` the expression that failed views as a row of another length, with this
+    length: ``position_ids[334]``. None for another error."""
+    import torch
+
+    wanted = re.match(r"shape '\[-1, (\d+)\]' is invalid for input of size \d+$", str(error))
+    words = {word for frame, line in traceback.walk_tb(error.__traceback__) for word in _words_at(frame, line)}
+    numbers = [name for name, made in inputs.items() if isinstance(made, torch.Tensor) and not made.is_floating_point()]
+    return next((f"{name}[{wanted[1]}]" for name in numbers if name in words), None) if wanted else None
+
+
+def _words_at(frame, line: int) -> list[str]:
+    return re.findall(r"\w+", linecache.getline(frame.f_code.co_filename, line))
 
 
 def _used(error: Exception, names: list[str]) -> list[str]:

@@ -12,6 +12,7 @@ import math
 import re
 import sys
 import traceback
+from collections.abc import Collection
 from typing import Any
 
 from simdev.errors import InvalidInput
@@ -19,6 +20,7 @@ from simdev.graphs.capture.packages import (
     TARGET,
     cause_of,
     given_fields,
+    needed_arguments,
     package_step,
     part_of,
     unset_fields,
@@ -59,8 +61,8 @@ def fields_that_follow(target: str, error: InvalidInput) -> list[tuple[str, str]
         cause = cause_of(error)
         follows = fields_asked(target, cause) or rotation_that_follows(target, cause)
         return follows or sizes_of_heads(target, unset_fields(target, cause))
-    if wider := extra_channels(target, error):
-        return wider
+    if found := extra_channels(target, error) or factors_of_one(target, error):
+        return found
     asked = re.search(r"in brackets, of \w+\[(.*)\]$", error.message)
     switches = [(name, "true") for name in re.findall(r"(\w+)=true", asked[1])] if asked else []
     return next(
@@ -81,24 +83,49 @@ def extra_channels(target: str, error: InvalidInput) -> list[tuple[str, str]]:
     return chosen if chosen and fields[0] not in given_fields(match["fields"], target) and _runs(target, chosen) else []
 
 
+def factors_of_one(target: str, error: InvalidInput) -> list[tuple[str, str]]:
+    """The dictionaries of factors that the constructor of a model of diffusers reads and its defaults leave out, with
+    each factor 1: these scale numbers, such as the angles of rotary positions, and change no shape."""
+    match = TARGET.fullmatch(target)
+    if match is None or match["package"] != "diffusers" or "its defaults make no model" not in error.message:
+        return []
+    cls, given = getattr(sys.modules["diffusers"], match["model"]), given_fields(match["fields"], target)
+    found: list[tuple[str, str]] = []
+    for name, item in inspect.signature(cls).parameters.items():
+        made = _small(cls, name, item.annotation, 0) if item.annotation is dict and name not in given else None
+        if item.default is None and isinstance(made, dict) and all(key.endswith("factor") for key in made):
+            found.append((name, json.dumps(made, separators=(",", ":"))))
+    return found if found and _runs(target, found) else []
+
+
 def _runs(target: str, fields: list[tuple[str, str]]) -> bool:
     """Whether the step of a model with some more fields runs on tensors without memory, as far as these lead it: one
-    that asks for values is run for real by its capture."""
-    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+    that asks for values is run for real by its capture, if its parameters are small."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
     from simdev.graphs.capture.rewrites import as_on_gpu, fake_construction
+    from simdev.graphs.capture.run import MOST_REAL_BYTES, ON_VALUES
     from simdev.graphs.capture.shadows import Shadows
+    from simdev.graphs.capture.trace import storage_bytes
 
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True), Shadows(), fake_construction(), as_on_gpu():
-            step = package_step(_with(target, fields))[0]()
-            assert isinstance(step, TrainingStep)
-            step.loss(step.model, *step.inputs)
-    except (DataDependentOutputException, DynamicOutputShapeException):
-        return True
-    except Exception:  # other fields may make it run
-        return False
-    return True
+    optional: tuple[str, ...] = ()
+    held = 0
+    while True:
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True), Shadows(), fake_construction(), as_on_gpu():
+                step = package_step(_with(target, fields), optional=optional)[0]()
+                assert isinstance(step, TrainingStep)
+                held = sum(map(storage_bytes, step.model.parameters()))
+                step.loss(step.model, *step.inputs)
+        except ON_VALUES:
+            return held <= MOST_REAL_BYTES
+        except Exception as error:  # other fields may make it run
+            needed = [name for name in needed_arguments(error) if name not in optional]
+            if not needed:
+                return False
+            optional = (*optional, *needed)
+        else:
+            return True
 
 
 def _with(target: str, fields: list[tuple[str, str]]) -> str:
@@ -175,7 +202,8 @@ def fields_that_run(target: str) -> str | None:
     cls, given = getattr(diffusers, match["model"]), given_fields(match["fields"], target)
     takes = inspect.signature(cls).parameters.items()
     channels = 3 if hasattr(cls, "encode") else 32  # of an image; of a latent, for norms of 32 groups
-    sizes = {name: size for name, item in takes if name not in given and (size := _small(name, channels)) is not None}
+    sizes = {name: _small(cls, name, item.annotation, channels) for name, item in takes if name not in given}
+    sizes = {name: size for name, size in sizes.items() if size is not None}
     widths = [item.default for name, item in takes if name in HEADS and isinstance(item.default, int)]
     if "cross_attention_dim" in sizes and len(widths) == len(HEADS):  # of a text after its projection
         sizes["cross_attention_dim"] = math.prod(widths)
@@ -186,11 +214,27 @@ def fields_that_run(target: str) -> str | None:
             name: sizes[name] for name, item in takes
             if name in sizes and (name in needed or (item.default is None and re.match(pattern, name)))
         }  # fmt: skip
-        fields = [(name, json.dumps(value, separators=(",", ":"))) for name, value in chosen.items()]
-        if fields and fields not in tried and _runs(target, fields):
-            return _with(target, fields)
-        tried.append(fields)
+        for whole in (chosen, chosen | _that_go_with(cls, chosen, given)):
+            fields = [(name, json.dumps(value, separators=(",", ":"))) for name, value in whole.items()]
+            if fields and fields not in tried and _runs(target, fields):
+                return _with(target, fields)
+            tried.append(fields)
     return None
+
+
+def _that_go_with(cls, chosen: dict, given: Collection[str]) -> dict:
+    """Fields with a default that do not go with the ``chosen`` ones: a layer of each kind for a list that names two
+    layers, of few heads, so that it can run for real, and axes of rotary positions that make up the width of a head."""
+    defaults = {name: item.default for name, item in inspect.signature(cls).parameters.items() if name not in given}
+    lists = any(name.endswith("_layers") and isinstance(value, list) for name, value in chosen.items())
+    depths = [name for name in ("num_layers", "num_single_layers") if isinstance(defaults.get(name), int)]
+    found: dict[str, Any] = dict.fromkeys(depths, 1) if lists and len(depths) == 2 else {}
+    if found and isinstance(defaults.get("num_attention_heads"), int):
+        found["num_attention_heads"] = 4
+    axes, width = defaults.get("axes_dims_rope"), defaults.get("attention_head_dim")
+    if isinstance(axes, (list, tuple)) and isinstance(width, int) and sum(axes) < width:
+        found["axes_dims_rope"] = [width - sum(axes), *axes]
+    return found
 
 
 def values_that_run(target: str, unset: list[str]) -> str | None:
@@ -214,12 +258,18 @@ def values_that_run(target: str, unset: list[str]) -> str | None:
     return None
 
 
-def _small(name: str, channels: int) -> int | list[int] | None:
-    """A small value of a field of diffusers; None for a name that says too little."""
+def _small(cls, name: str, kind, channels: int) -> int | list | dict | None:
+    """A small value of a field of a class of diffusers; None for a name and a type (``kind``) that say too little."""
+    if kind is dict:  # with the keys that the code reads of it: of factors, one for all
+        code = inspect.getsource(sys.modules[cls.__module__])
+        keys = re.findall(rf"\b{name}\[[\"'](\w+)[\"']\]", code)
+        return {key: [1.0] for key in dict.fromkeys(keys)} or None
     values: dict[str, int | list[int]] = {
         "(in|out)_channels": channels, "block_out_channels": [64, 128], "layers_per_block": 1, "patch_size": 2,
         r"\w*compression_ratio": 2, "sample_size": 32, r"\w*(_dim|_channels|_dim_t5)": 64,
     }  # fmt: skip
+    if kind == list[int] and name != "block_out_channels":  # of two texts, or the numbers of two layers
+        values = {r"\w+_layers": [0, 1], r"\w*_channels": [64, 64]}
     return next((value for pattern, value in values.items() if re.fullmatch(pattern, name)), None)
 
 

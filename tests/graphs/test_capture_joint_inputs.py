@@ -356,3 +356,127 @@ def test_a_step_that_asks_for_values_runs_only_if_it_is_small(monkeypatch):
     assert fields_that_run("diffusers:OpenModel") == "diffusers:OpenModel[in_channels=32]"
     monkeypatch.setattr(run, "MOST_REAL_BYTES", 100)
     assert fields_that_run("diffusers:OpenModel") is None
+
+
+def test_a_condition_is_as_wide_as_the_layer_that_embeds_it():
+    class Controlled(torch.nn.Module):
+        config = {"in_channels": 6}  # noqa: RUF012
+
+        def __init__(self, embed, embed_condition):
+            super().__init__()
+            self.embed, self.hint, self.embed_condition = embed, None, embed_condition
+
+        def forward(self, hidden_states, controlnet_cond):
+            if self.hint is not None:
+                controlnet_cond = self.hint(controlnet_cond)
+            return self.embed(hidden_states) + self.embed_condition(controlnet_cond)
+
+    class Placed(Controlled):
+        def forward(self, hidden_states, controlnet_cond, img_ids):
+            return self.x_embedder(hidden_states) + self.embed_condition(controlnet_cond)
+
+    latents = Controlled(torch.nn.Conv2d(6, 8, 1), torch.nn.Sequential(torch.nn.Conv2d(5, 8, 1)))
+    assert shapes(made_for(latents))["controlnet_cond"] == (1, 5, 32, 32)
+    image = Controlled(torch.nn.Conv2d(6, 8, 1), torch.nn.Conv2d(3, 8, 8, 8))
+    assert shapes(made_for(image))["controlnet_cond"] == (1, 3, 256, 256)
+    tokens = Placed(None, torch.nn.Linear(5, 8))
+    tokens.x_embedder = torch.nn.Linear(6, 8)
+    assert shapes(made_for(tokens)) == {
+        "hidden_states": (1, 1024, 6),
+        "img_ids": (1024, 3),
+        "controlnet_cond": (1, 1024, 5),
+    }
+
+
+def test_features_of_tokens_and_of_waves_are_as_wide_as_their_first_layer():
+    class Head(torch.nn.Module):
+        config = {}  # noqa: RUF012
+
+        def __init__(self, first):
+            super().__init__()
+            self.first = first
+
+        def forward(self, hidden_states):
+            return self.first(hidden_states)
+
+    class Timed(Head):
+        def forward(self, hidden_states, timestep):
+            return self.first(hidden_states)
+
+    assert shapes(made_for(Head(torch.nn.Linear(5, 8)))) == {"hidden_states": (1, 77, 5)}
+    assert shapes(made_for(Head(torch.nn.Conv1d(5, 8, 1)))) == {"hidden_states": (1, 5, 1024)}
+    assert len(shapes(made_for(Timed(torch.nn.Linear(5, 8))))["hidden_states"]) == 4, "a latent is denoised"
+
+
+def test_the_documentation_gives_shapes_where_no_rule_does():
+    class Documented(torch.nn.Module):
+        config = {"in_channels": 4, "width": 6, "scales": [3, 4]}  # noqa: RUF012
+
+        def forward(self, sample, seconds, features, unknown, unlike, scale, sizes=None):
+            """
+            Args:
+                sample (`torch.Tensor`):
+                    A latent.
+                seconds (`torch.Tensor` of shape `(batch,)`):
+                    Of each sample.
+                features (`torch.Tensor` of shape `(batch_size, steps, width)`):
+                    Of each step.
+                unknown (`torch.Tensor` of shape `(batch_size, steps, other_width)`):
+                    As wide as nobody says.
+                unlike (`torch.Tensor` of shape `(batch_size, something, width)`):
+                    As many as nobody says.
+                scale (`int`):
+                    One of `scales`.
+                sizes (`torch.Tensor` of shape `(batch,)`):
+                    Not needed.
+            """
+
+    found = made_for(Documented())
+    assert shapes(found) == {"sample": (1, 4, 32, 32), "seconds": (1,), "features": (1, 77, 6)}
+    assert found["scale"] == 3
+
+    class Mono(torch.nn.Module):
+        config = {"audio_channels": 1}  # noqa: RUF012
+
+        def forward(self, sample):
+            """
+            Args:
+                sample (`torch.Tensor` of shape `(batch_size, num_samples)`):
+                    A wave.
+            """
+
+    assert shapes(made_for(Mono())) == {"sample": (1, 1 << 15)}
+
+
+def test_an_encoder_may_say_how_many_channels_a_sound_has():
+    class Spectral(torch.nn.Module):
+        config = {}  # noqa: RUF012
+        encode = None
+
+        def __init__(self, said):
+            super().__init__()
+            self.encoder = torch.nn.Sequential(torch.nn.Conv1d(66, 8, 1))
+            self.encoder.input_channels = said
+
+        def forward(self, sample): ...
+
+    assert shapes(made_for(Spectral(2))) == {"sample": (1, 2, 1 << 15)}
+    assert shapes(made_for(Spectral(None))) == {"sample": (1, 66, 1 << 15)}
+
+
+def test_a_layer_without_a_bias_does_not_hide_an_argument_that_is_missing(monkeypatch):
+    diffusers = pytest.importorskip("diffusers")
+    from simdev.graphs.capture import capture_package
+
+    class Global(torch.nn.Module):
+        config = {"in_channels": 4, "global_dim": 5}  # noqa: RUF012
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.whole = torch.nn.Conv2d(4, 8, 1), torch.nn.Linear(5, 8, bias=False)
+
+        def forward(self, sample, global_hidden_states=None):
+            return self.first(sample).mean((2, 3)) + self.whole(global_hidden_states)
+
+    monkeypatch.setattr(diffusers, "GlobalModel", Global, raising=False)
+    assert capture_package("diffusers:GlobalModel").meta["optional_inputs"] == ["global_hidden_states"]

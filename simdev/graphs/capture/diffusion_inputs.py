@@ -18,10 +18,11 @@ from simdev.graphs.capture.joint_inputs import (
     described_axes,
     joint_inputs,
     of_a_joint_sequence,
+    of_documented_shapes,
     packed_parts,
     pixels,
 )
-from simdev.graphs.capture.readers import first_reader, joined_widths, part_that_reads, width_read
+from simdev.graphs.capture.readers import first_reader, joined_widths, part_that_reads, parts_called_with, width_read
 
 SIDE, IMAGE_SIDE, FRAMES = 32, 128, 2
 TEXT_WIDTHS = (  # fields for the width of a text's features: before their projection, then after it
@@ -40,7 +41,8 @@ def diffusion_inputs(model, batch: int, optional: Collection[str] = ()) -> dict:
 
     config, takes = model.config, inspect.signature(model.forward).parameters
     if sounds := "sample" in takes and (config.get("audio_channels") or _channels_of_sounds(model)):
-        return {"sample": torch.randn(batch, sounds, 1 << 15)}
+        of_one = len(described_axes(model, "sample")) == 2  # a wave without an axis of channels
+        return {"sample": torch.randn(batch, *([] if of_one else [sounds]), 1 << 15)}
     if "1D" in type(model).__name__ and "sample" in takes:
         size = config.get("sample_size") or 1 << 14
         length = min(size, 1 << 14) if isinstance(size, int) else 1 << 14
@@ -73,20 +75,10 @@ def diffusion_inputs(model, batch: int, optional: Collection[str] = ()) -> dict:
         widths = joined_widths(model, sample)
         inputs |= {name: torch.randn(batch, 1 << 10, width) for name, width in widths.items()}
     inputs |= _conditions(model, config, takes, shape)
+    inputs |= like_the_sample(model, inputs[sample], config, "controlnet_cond") if sample else {}
     if any("Motion" in str(word) for word in config.get("down_block_types") or ()):  # each frame has its text
         inputs["encoder_hidden_states"] = inputs["encoder_hidden_states"].repeat_interleave(shape[2], 0)
-    usual = {"image_embeddings", "timesteps", *optional}
-    if "indices_latents" in takes and takes["indices_latents"].default is inspect.Parameter.empty:
-        # a video that is made piece by piece: the pieces before, and their places
-        before = {name.removeprefix("indices_") for name in takes if name.startswith("indices_")} & takes.keys()
-        usual |= {f"{prefix}{name}" for name in before for prefix in ("", "indices_")}
-    for name, item in takes.items():
-        if name not in inputs and (item.default is item.empty or name in usual):
-            made = by_name(alias(model, re.sub(r"_\d$", "", name)), config, shape)  # of a second text
-            made = by_reader(model, name, shape) if made is None else made
-            made = pixels(model, name, shape) if made is None else made
-            if made is not None:
-                inputs[name] = made
+    inputs |= _named_or_read(model, config, takes, shape, inputs.keys(), optional)
     for name in takes:  # of a sound beside a video
         word = name.removesuffix("_num_frames")
         if word != name and f"{word}_hidden_states" in inputs:
@@ -94,17 +86,41 @@ def diffusion_inputs(model, batch: int, optional: Collection[str] = ()) -> dict:
     inputs |= of_a_joint_sequence(model, takes, inputs, optional)
     lengths = {"batch": batch, "frames": FRAMES, "height": shape[-2], "width": shape[-1], "image": SIDE * SIDE}
     inputs |= documented(model, dict(config), lengths, inputs)
-    return inputs | joint_inputs(model, inputs, sample, shape) if sample else inputs
+    inputs |= joint_inputs(model, inputs, sample, shape) if sample else {}
+    return inputs | of_documented_shapes(model, takes, config, inputs)
+
+
+def _named_or_read(
+    model, config, takes, shape: tuple[int, ...], there: Collection[str], optional: Collection[str]
+) -> dict:
+    """Arguments that are needed and not ``there`` yet, with those of the ``optional`` ones for which there is a rule:
+    by their names, or by the layer that reads them."""
+    usual, inputs = {"image_embeddings", "timesteps", *optional}, {}
+    if "indices_latents" in takes and takes["indices_latents"].default is inspect.Parameter.empty:
+        # a video that is made piece by piece: the pieces before, and their places
+        before = {name.removeprefix("indices_") for name in takes if name.startswith("indices_")} & takes.keys()
+        usual |= {f"{prefix}{name}" for name in before for prefix in ("", "indices_")}
+    for name, item in takes.items():
+        if name not in there and (item.default is item.empty or name in usual):
+            made = by_name(alias(model, re.sub(r"_\d$", "", name)), config, shape)  # of a second text
+            made = by_reader(model, name, shape) if made is None else made
+            made = pixels(model, name, shape) if made is None else made
+            if made is not None:
+                inputs[name] = made
+    return inputs
 
 
 def _channels_of_sounds(model) -> int | None:
-    """How many channels a sound has that a model encodes; None for a model that does not, or whose first layer with
-    channels is not of one dimension."""
+    """How many channels a sound has that a model encodes, by its first layer, unless its encoder says it: features of
+    the sound may reach this layer. None for a model that does not, or whose first layer is not of one dimension."""
     import torch
 
     convolutions = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
     first = next((module for module in model.modules() if isinstance(module, convolutions)), None)
-    return first.in_channels if hasattr(model, "encode") and isinstance(first, torch.nn.Conv1d) else None
+    if not hasattr(model, "encode") or not isinstance(first, torch.nn.Conv1d):
+        return None
+    said = vars(model.encoder).get("input_channels") if hasattr(model, "encoder") else None
+    return said if isinstance(said, int) else first.in_channels
 
 
 def _latent(model, config, takes, batch: int) -> tuple[int, ...]:
@@ -183,12 +199,16 @@ def _as_patches(model, name: str, config, takes, latent: tuple[int, ...]) -> tup
     reader = first_reader(model, name)
     if len(documented_axes(model, name)) == 3 and len(latent) > 3 and isinstance(reader, torch.nn.Linear):
         return latent[0], SIDE * SIDE, reader.in_features
+    if isinstance(reader, torch.nn.Conv1d):
+        return latent[0], reader.in_channels, 1 << 10
     placed = {"img_ids", "img_shapes"} & takes.keys() or {"height", "width"} <= takes.keys()
     if placed and isinstance(first, torch.nn.Linear):
         frames = FRAMES if "num_frames" in takes else 1
         return latent[0], frames * SIDE * SIDE, first.in_features
     if not placed and len(described_axes(model, name)) == 3 and isinstance(reader, torch.nn.Linear):
         return latent[0], SIDE * SIDE, reader.in_features
+    if "in_channels" not in config and "timestep" not in takes and isinstance(reader, torch.nn.Linear):  # no latent
+        return latent[0], TOKENS, reader.in_features
     return latent
 
 
@@ -219,7 +239,9 @@ def _conditions(model, config, takes, latent: tuple[int, ...]) -> dict:
         inputs["img_shapes"] = [[(1, SIDE, SIDE)]] * batch
     if "shape_list" in takes:  # of the patches of an image
         inputs["shape_list"] = [[tuple(_grid(config))]] * batch
-    # a field of the configuration, which a call may change
+    # one of the values that a field of the configuration lists, or a field that a call may change
+    plural = {name: config.get(f"{name}s") for name, item in takes.items() if item.default is item.empty}
+    inputs |= {name: of[0] for name, of in plural.items() if isinstance(of, (list, tuple)) and isinstance(of[0], int)}
     inputs |= {name: config[name] for name, item in takes.items() if item.default is item.empty and name in config}
     if {"num_frames", "height", "width"} <= takes.keys():
         inputs |= {"num_frames": FRAMES, "height": SIDE, "width": SIDE}
@@ -259,6 +281,22 @@ def _texts(model, config, takes, batch: int) -> dict:
             texts = [torch.randn(batch, TOKENS, width) for _ in range(1 + max(config[layers[2]]) if layers else 1)]
             inputs[name] = texts if layers else texts[0]
     return inputs
+
+
+def like_the_sample(model, sample, config, name: str) -> dict:
+    """The condition ``name`` that is added to the sample after an embedding of its own: tokens or a latent as wide as
+    this reads them. Nothing for one that is an image, or is read by no such layer."""
+    import torch
+
+    parts = parts_called_with(model, name) if name in inspect.signature(model.forward).parameters else []
+    layers = [layer for part in parts[:1] for layer in part.modules()]
+    first = next((layer for layer in layers if isinstance(layer, (torch.nn.Linear, torch.nn.Conv2d))), None)
+    if isinstance(first, torch.nn.Linear) and sample.dim() == 3:
+        return {name: torch.randn(*sample.shape[:2], first.in_features)}
+    image = next((value for key, value in config.items() if key.endswith("conditioning_channels") and value), 3)
+    if not isinstance(first, torch.nn.Conv2d) or sample.dim() != 4 or first.in_channels == image:
+        return {}
+    return {name: torch.randn(len(sample), first.in_channels, *sample.shape[2:])}
 
 
 def by_reader(model, name: str, latent: tuple[int, ...]):

@@ -18,7 +18,7 @@ from simdev.graphs.capture.documented_inputs import TOKENS, documented_axes
 _ENTRY = re.compile(r"^( *)(\w+)(?: \([^\n]*\))?:(.*(?:\n\1 +.*|\n *$)*)", re.MULTILINE)
 _SHAPE = re.compile(r"(?:^\s*|\bshape )`{1,2}\(([^`]*?),?\)`{1,2}")
 _LINEAR = re.compile(r"(?:(\d+)(?: ?\* ?)?)?([A-Za-z]\w*)(?: ?([+-]) ?(\d+))?")
-LETTERS = {"B": "batch", "L": "tokens", "T": "frames", "F": "frames", "H": "height", "W": "width"}
+LENGTHS = "seq|len|tok|step|ctx"  # in the names of axes
 
 
 def described_axes(model, name: str) -> list[str]:
@@ -218,3 +218,22 @@ def packed_parts(takes: Mapping, config: Mapping[str, Any], latent: Sequence[int
         }  # fmt: skip
     found |= {"sequence_length": length, "position_ids": torch.zeros(3, length, dtype=torch.int64)}
     return {name: made for name, made in found.items() if name in needed}
+
+
+def of_documented_shapes(model, takes: Mapping, config: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict:
+    """Arguments without a default for which no other rule has made a tensor, with the shapes that the documentation
+    gives: a batch, lengths of sequences and a width that is a field of the configuration, or nothing but a batch."""
+    import torch
+
+    found, batch = {}, next((len(made) for made in inputs.values() if isinstance(made, torch.Tensor)), 1)
+    for name, item in takes.items():
+        first, *rest = described_axes(model, name) or [""]
+        if name in inputs or item.default is not item.empty or not first.startswith(("batch", "B")):
+            continue
+        lengths = [TOKENS if re.search(LENGTHS, axis) else 0 for axis in rest]
+        sizes = [
+            config[axis] if isinstance(config.get(axis), int) else of for axis, of in zip(rest, lengths, strict=True)
+        ]
+        if not rest or (all(sizes) and len(rest) > 1 and isinstance(config.get(rest[-1]), int)):
+            found[name] = torch.randn(batch, *sizes) if rest else torch.ones(batch)
+    return found

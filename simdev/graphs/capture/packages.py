@@ -438,7 +438,7 @@ def attributes_without_value(error: BaseException) -> list[tuple[Any, str]]:
 
     *_, (frame, line) = [(None, 0), *traceback.walk_tb(error.__traceback__)]
     owner = frame.f_locals.get("self") if frame is not None else None
-    if not isinstance(owner, torch.nn.Module):
+    if not isinstance(owner, torch.nn.Module) or type(owner).__module__.startswith("torch."):  # a layer without a bias
         return []
     read = re.findall(r"\bself\.(\w+)", linecache.getline(frame.f_code.co_filename, line))
     return [(owner, name) for name in dict.fromkeys(read) if getattr(owner, name, error) is None]

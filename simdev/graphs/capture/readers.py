@@ -49,6 +49,13 @@ def part_that_reads(model, name: str) -> tuple[Any, int | str] | None:
     return None
 
 
+def parts_called_with(model, name: str) -> list:
+    """The modules of ``model`` that its code calls on a variable of this name, changed or not."""
+    events = _calls(inspect.unwrap(type(model).forward))
+    found = [_part(model, target) for kind, target, source, _ in events if kind == "call" and source == name]
+    return [module for module in found if module is not None]
+
+
 def axes_read(model, name: str, forward=None, depth: int = 0) -> list[str]:
     """What the code calls the axes of the argument ``name`` where it first takes its shape apart, or the first few of
     them: in the model's forward (or in the method ``forward``), or in what this hands the argument on to."""

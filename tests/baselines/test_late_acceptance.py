@@ -83,14 +83,14 @@ def test_one_device_leaves_nothing_to_draw():
     assert (placement.devices == 0).all() and budget.used < 40
 
 
-def walk(problem, seed=0, **given):
+def walk(problem, seed=0, name="late-acceptance", **given):
     """A walk from the best start, after some 240 moves or the budget that is given."""
-    spec, _ = find_placer("late-acceptance")
+    spec, params = find_placer(name)
     found, budget = {}, Budget(problem, **(given or {"evaluations": 250}))
     run = late.LateWalk.run
     try:
         late.LateWalk.run = lambda self: found.setdefault("walk", self) and run(self)
-        spec.place(problem, rng=np.random.default_rng(seed), budget=budget)
+        spec.place(problem, rng=np.random.default_rng(seed), budget=budget, **params)
     finally:
         late.LateWalk.run = run
     return found["walk"]
@@ -151,7 +151,23 @@ def test_seconds_shorten_the_history():
     assert simulate(found.problem, best).step_ns == found.budget.best_step_ns
 
 
-def test_a_history_without_length_is_refused():
-    spec, params = find_placer("late-acceptance[memory=0]")
-    with pytest.raises(InvalidInput, match="0 is not positive"):
+@pytest.mark.parametrize("heat, cost, history", [("1.0", 100, 100), ("1.25", 100, 125), ("3", 7, 21)])
+def test_heat_raises_what_the_first_moves_are_compared_with(heat, cost, history):
+    found = walk(drawn(4, "fifo"), name=f"late-acceptance[heat={heat}]")
+    found.late.state[kernels.COST] = cost
+    found._remember(4_000)
+    assert found.late.history.tolist() == [history] * 10
+
+
+def test_heat_of_a_start_that_does_not_fit_changes_nothing():
+    found = walk(drawn(4, "fifo"), name="late-acceptance[heat=9]")
+    found.late.state[kernels.COST] = kernels.UNFIT + 100
+    found._remember(4_000)
+    assert (found.late.history == kernels.UNFIT + 100).all()
+
+
+@pytest.mark.parametrize("given, said", [("memory=0", "0 is not positive"), ("heat=0.9", "0.9 is below 1")])
+def test_a_history_that_cannot_be_is_refused(given, said):
+    spec, params = find_placer(f"late-acceptance[{given}]")
+    with pytest.raises(InvalidInput, match=said):
         spec.place(drawn(4, "fifo"), rng=np.random.default_rng(0), budget=Budget(drawn(4, "fifo")), **params)

@@ -299,7 +299,7 @@ def _code() -> str:
     files += [here.parent / f"{name}.py" for name in ("program", "passes", "hugging_face", "plain")]
     files += [here.parents[1] / "graphs" / "selective.py"]
     capturing = "trace", "attention", "rewrites", "vision_ops"
-    inputs = "packages", "readers", "diffusion_inputs", "documented_inputs", "transformers_inputs"
+    inputs = "packages", "readers", "diffusion_inputs", "documented_inputs", "joint_inputs", "transformers_inputs"
     files += [here.parents[1] / "graphs" / "capture" / f"{name}.py" for name in (*capturing, *inputs)]
     release, _, _ = version("torch").partition("+")  # of the same release, all builds run the same Python code
     return _digest(files, release)

@@ -318,10 +318,10 @@ class RankRecorder(TorchDispatchMode):
     def _kernel(self, func, name: str, args, kwargs, out, result: Result | None = None) -> None:
         inputs = [t for a in (*args, *kwargs.values()) for t in tensors_in(a)]
         new = result if result is not None and result.made else None  # what is recorded follows from shapes, too
-        if new is not None and new.recorded is not None:
+        row = None if new is None else new.recorded
+        if row is not None:
             for tensor in tensors_in(out):
                 self._see(tensor.untyped_storage())
-            row = new.recorded
         else:
             row = self._row(func, name, args, kwargs, out, inputs)
             if new is not None:

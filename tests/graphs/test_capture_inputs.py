@@ -310,6 +310,85 @@ def test_images_have_the_axes_that_the_code_takes_apart():
     assert hf_inputs(Plain(), config, 2, None)["pixel_values"].shape == (2, 3, 8, 8)
 
 
+def test_images_that_the_code_joins_with_the_samples_have_an_axis_for_their_number():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.transformers_inputs import hf_inputs
+
+    class Joins(torch.nn.Module):
+        main_input_name = "pixel_values"
+
+        def forward(self, pixel_values, input_ids, image_mask=None, camera_mask=None, other_mask=None):
+            # image_mask:  [batch_size,  text_seq_length, num_images   ]
+            images = pixel_values.flatten(0, 1).float()
+            batch_size, max_num_cameras = camera_mask.shape
+            rows, width = other_mask.shape
+            return images
+
+    config = transformers.PretrainedConfig(image_size=8, vocab_size=30, max_position_embeddings=16)
+    made = hf_inputs(Joins(), config, 2, None, ["image_mask", "camera_mask", "other_mask"])
+    assert {name: tuple(value.shape) for name, value in made.items()} == {
+        "pixel_values": (2, 1, 3, 8, 8), "input_ids": (2, 16), "image_mask": (2, 16, 1), "camera_mask": (2, 1)
+    }, "nothing says how wide the last mask is"  # fmt: skip
+    assert made["image_mask"].all()
+
+    class AsItIs(Joins):
+        def forward(self, pixel_values):
+            if pixel_values.dim() == 5:
+                pixel_values = pixel_values.flatten(0, 1)
+            return pixel_values
+
+    assert hf_inputs(AsItIs(), config, 2, None)["pixel_values"].shape == (2, 3, 8, 8)
+
+
+def test_what_a_mask_masks_goes_with_it():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.transformers_inputs import hf_inputs
+
+    class Sees(torch.nn.Module):
+        main_input_name = "input_ids"
+
+        def forward(self, input_ids, attention_mask=None, visual_embeds=None, visual_attention_mask=None):
+            """
+            visual_embeds (`torch.Tensor` of shape `(batch_size, visual_seq_length, visual_dim)`): What it sees.
+            visual_attention_mask (`torch.Tensor` of shape `(batch_size, visual_seq_length)`): What it heeds.
+            """
+
+    config = transformers.PretrainedConfig(vocab_size=30, max_position_embeddings=16, visual_dim=6)
+    assert hf_inputs(Sees(), config, 2, None).keys() == {"input_ids"}
+    made = hf_inputs(Sees(), config, 2, None, ["visual_attention_mask"])
+    assert made["visual_embeds"].shape == (2, 16, 6) and made["visual_attention_mask"].shape == (2, 16)
+    assert "visual_embeds" not in hf_inputs(Sees(), config, 2, None, ["attention_mask"])
+
+
+def test_tokens_of_codebooks_have_the_documented_shape_that_runs():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.documented_inputs import documented_shapes
+    from simdev.graphs.capture.transformers_inputs import hf_inputs, hf_labels
+
+    class Books(torch.nn.Module):
+        main_input_name = "input_ids"
+
+        def forward(self, input_ids, decoder_input_ids=None, labels=None):
+            """
+            decoder_input_ids (`torch.LongTensor` of shape `(batch_size * books, target_sequence_length)
+            or (batch_size, target_sequence_length, books)`, *optional*):
+                Tokens of a sound.
+            """
+            rows, tokens, books = decoder_input_ids.shape
+
+    config = transformers.PretrainedConfig(vocab_size=30, books=5, is_encoder_decoder=True, max_position_embeddings=16)
+    sizes = {"batch_size": 2, "target_sequence_length": 7, "books": 5}
+    assert documented_shapes(Books(), "decoder_input_ids", sizes) == [(10, 7), (2, 7, 5)]
+    assert documented_shapes(Books(), "decoder_input_ids", {"books": 5}) == []
+    made = hf_inputs(Books(), config, 2, None)
+    assert made["decoder_input_ids"].shape == (2, 16, 5)
+    kept = dict(made)
+    labels = hf_labels(Books(), config, kept, ["decoder_input_ids"])["labels"]
+    assert labels.numel() == 2 * 16 * 5 and "decoder_input_ids" in kept
+    hf_labels(Books(), config, made)
+    assert "decoder_input_ids" not in made, "most decoders make them of their labels"
+
+
 def test_an_image_has_whole_windows_of_patches():
     transformers = pytest.importorskip("transformers")
     from simdev.graphs.capture.transformers_inputs import _image_shape
@@ -488,6 +567,22 @@ def test_labels_are_as_many_as_the_predictions(monkeypatch):
     assert graph.meta["optional_inputs"] == ["labels[96]"]
     assert "input()->i64[2,48]" in graph.signatures
 
+    class Counts(torch.nn.Module):
+        def forward(self, labels):
+            raise ValueError("The labels have another length. Found labels with length 4, expected 6.")
+
+    with pytest.raises(NeedsArguments) as needs:
+        _call(Counts(), {"labels": torch.zeros(2, 4)})
+    assert needs.value.names == ("labels[12]",)
+
+    class Decodes(torch.nn.Module):
+        def forward(self, labels, decoder_input_ids=None):
+            raise ValueError("Expected input batch_size (3) to match target batch_size (8).")
+
+    with pytest.raises(NeedsArguments) as needs:
+        _call(Decodes(), {"labels": torch.zeros(2, 4)})
+    assert needs.value.names == ("decoder_input_ids",), "it does not make them of its labels"
+
     class Fewer(torch.nn.Module):
         def forward(self, labels):
             raise ValueError("Expected input batch_size (2) to match target batch_size (8).")
@@ -554,14 +649,14 @@ def test_a_model_is_captured_with_the_field_that_its_error_asks_for(monkeypatch)
     assert fields_asked("timm:resnet18", error) == []
 
 
-def test_open_sizes_of_heads_follow_from_others():
+def test_open_values_that_follow_follow_from_others():
     pytest.importorskip("transformers")
-    from simdev.graphs.capture.remedies import sizes_of_heads
+    from simdev.graphs.capture.remedies import values_that_follow
 
-    assert sizes_of_heads("transformers:LlamaModel", ["head_dim"]) == [("head_dim", "128")]
-    assert sizes_of_heads("transformers:LlamaModel", ["head_dim", "other"]) == []
-    assert sizes_of_heads("transformers:LlamaModel", []) == []
-    both = sizes_of_heads("transformers:LlamaModel[num_attention_heads=16]", ["num_key_value_heads", "head_dim"])
+    assert values_that_follow("transformers:LlamaModel", ["head_dim"]) == [("head_dim", "128")]
+    assert values_that_follow("transformers:LlamaModel", ["head_dim", "other"]) == []
+    assert values_that_follow("transformers:LlamaModel", []) == []
+    both = values_that_follow("transformers:LlamaModel[num_attention_heads=16]", ["num_key_value_heads", "head_dim"])
     assert both == [("num_key_value_heads", "16"), ("head_dim", "256")]
 
 

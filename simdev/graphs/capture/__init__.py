@@ -167,7 +167,9 @@ def capture_package(
         graph = _captured(build, name or own_name, meta, target, None, allow_empty)
     except InvalidInput as error:
         tried = choices.get("optional", ())
+        counted = choices.get("length") or any(item.startswith("length[") for item in tried)
         needed = [item for item in needed_arguments(error) if item not in tried]
+        needed = [item for item in needed if not (counted and item.startswith("length["))]
         if needed and not choices.get("inputs"):
             choices = {**choices, "optional": (*tried, *needed)}
             return capture_package(target, name=name, allow_empty=allow_empty, unroll=unroll, **choices)

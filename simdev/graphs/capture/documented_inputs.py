@@ -52,11 +52,21 @@ def documented(
 def documented_shape(model, name: str, sizes: dict) -> tuple[int, ...] | None:
     """The shape that the documentation of the model's forward gives to an argument (the first of alternatives), if
     ``sizes``, by name, give every axis; else None."""
-    for documented_name, _, axes in _shapes(model):
-        if documented_name == name:
+    return next(iter(documented_shapes(model, name, sizes)), None)
+
+
+def documented_shapes(model, name: str, sizes: dict) -> list[tuple[int, ...]]:
+    """The shapes that the documentation of the model's forward gives to an argument, one or several alternatives, up to
+    the first with an axis that ``sizes``, by name, do not give."""
+    found: list[tuple[int, ...]] = []
+    for _, _, shapes in (item for item in _documentation(model) if item[0] == name):
+        for axes in shapes:
             shape = [_evaluated(axis, sizes) for axis in axes]
-            return tuple(size for size in shape if size) if all(shape) else None
-    return None
+            if not all(shape):
+                return found
+            found.append(tuple(size for size in shape if size))
+        break
+    return found
 
 
 def documented_axes(model, name: str) -> list[str]:
@@ -74,9 +84,16 @@ def with_shape(model, name: str) -> str:
 def _shapes(model) -> Iterator[tuple[str, str, list[str]]]:
     """Name, type and axes of each argument whose shape the documentation of the model's forward gives; the first shape
     of alternatives."""
-    for name, kind, shape in _DOCUMENTED.findall(model.forward.__doc__ or ""):
-        first = " ".join(shape.split()).partition(") or (")[0].rstrip(",").replace("config.", "")
-        yield name, kind, first.split(", ")
+    for name, kind, shapes in _documentation(model):
+        yield name, kind, shapes[0]
+
+
+def _documentation(model) -> Iterator[tuple[str, str, list[list[str]]]]:
+    """Name, type and the axes of each alternative shape of each argument whose shape the documentation of the model's
+    forward gives."""
+    for name, kind, text in _DOCUMENTED.findall(model.forward.__doc__ or ""):
+        shapes = " ".join(text.split()).replace("config.", "").split(") or (")
+        yield name, kind, [shape.rstrip(",").split(", ") for shape in shapes]
 
 
 def _evaluated(axis: str, fields: dict) -> int | None:

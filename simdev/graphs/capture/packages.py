@@ -138,21 +138,21 @@ def given_fields(text: str | None, target: str) -> dict:
 
 def unset_fields(target: str, error: BaseException) -> list[str]:
     """All fields that a model needs and that its configuration leaves open or lacks, as far as they show: those that
-    ``error`` names, and those that are missing next once these are 1."""
+    ``error`` names, and those that are missing next once these are small."""
     import torch
 
     found: list[str] = []
     while new := [name for name in _unset(target, error) if name not in found]:
         found += new
         for name in new:
-            target = with_field(target, name, "1")
+            target = with_field(target, name, "8" if name.endswith("_experts") else "1")  # of which it may choose some
         try:
             with torch.device("meta"), torch.no_grad():
                 step = package_step(target)[0]()
                 step.loss(step.model, *step.inputs)
         except Exception as other:
             error = cause_of(other)
-            if not isinstance(error, AttributeError) and "NoneType" not in str(error):  # the fault may be the 1
+            if not isinstance(error, AttributeError) and "NoneType" not in str(error):  # the fault may be their size
                 break
         else:
             break
@@ -365,9 +365,10 @@ def _call(model, inputs: dict):
         if "input_ids" not in inputs or "out of range" not in str(error):
             raise
         half = inputs["input_ids"].shape[-1] // 2
-        raise InvalidInput(
+        raise NeedsArguments(
             f"running its step failed ({error}): its tokens may be more than it has positions; give another --length, "
-            f"such as {half}, or {GIVE}"
+            f"such as {half}, or {GIVE}",
+            [f"length[{half}]"],
         ) from error
     except NotImplementedError as error:
         if "labels" not in inputs:
@@ -396,9 +397,13 @@ def _call(model, inputs: dict):
             f"running its step failed ({error}): what simdev makes up may not fit; give another --length, or {GIVE}"
         )
         rows = len(inputs["labels"])
+        if asked := re.search(r"labels.* found .*?\d+.* expected (\d+)\b", str(error), re.IGNORECASE):
+            raise NeedsArguments(message, [f"labels[{rows * int(asked[1])}]"]) from error
         counts = re.search(r"input batch_size \((\d+)\) to match target .*\((\d+)\)", str(error))
         if counts and int(counts[1]) % rows == 0 and (int(counts[1]) > int(counts[2]) or int(counts[1]) == rows):
             raise NeedsArguments(message, [f"labels[{counts[1]}]"]) from error
+        if counts and "decoder_input_ids" in left_out:  # which it does not make of its labels
+            raise NeedsArguments(message, ["decoder_input_ids"]) from error
         raise InvalidInput(message) from error
 
 
@@ -621,11 +626,9 @@ def _configured(config_class, fields: dict, target: str, read: Callable[[str], b
         if getattr(config, mark, 1) is None:
             setattr(config, mark, own.vocab_size - 1)
     for path, value in fields.items():
-        outer, _, key = path.rpartition(".")
-        part = part_of(config, outer, target)
-        if not hasattr(part, key) and not hasattr(own, key) and not read(key):
-            raise UnknownName("field", path, vars(part), source=target)
-        owner = own if part is config and hasattr(own, key) and not hasattr(config, key) else part
+        owner, key = owner_of(config, path, target)
+        if not hasattr(owner, key) and not hasattr(own, key) and not read(key):
+            raise UnknownName("field", path, vars(owner), source=target)
         of_tuple = isinstance(value, list) and isinstance(getattr(owner, key, None), tuple)
         setattr(owner, key, tuple(value) if of_tuple else value)
     keep_layers(config, fields)
@@ -678,6 +681,14 @@ def fill_tokens(config) -> None:
     for part in (config, getattr(config, "decoder", None)) if config.is_encoder_decoder else ():
         if hasattr(part, "model_type") and getattr(part, "decoder_start_token_id", None) is None:
             part.decoder_start_token_id = own.pad_token_id
+
+
+def owner_of(config, path: str, target: str) -> tuple[Any, str]:
+    """The configuration that a field belongs to, and the field's name in it: ``config``, its text part for a field that
+    only this has, or the part that the ``path`` names."""
+    outer, _, key = path.rpartition(".")
+    part, own = part_of(config, outer, target), text_config(config)
+    return (own if part is config and hasattr(own, key) and not hasattr(config, key) else part), key
 
 
 def part_of(config, path: str, target: str):

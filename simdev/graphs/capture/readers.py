@@ -15,6 +15,7 @@ from typing import Any
 # methods that keep the axes of a tensor
 KEEPING = ("to", "float", "type", "type_as", "contiguous", "clone", "masked_fill")
 MOST_DEEP = 6
+JOINED = ["", ""]  # axes without names, of which the code makes one
 
 
 def first_reader(model, name: str, depth: int = 0):
@@ -58,7 +59,8 @@ def parts_called_with(model, name: str) -> list:
 
 def axes_read(model, name: str, forward=None, depth: int = 0) -> list[str]:
     """What the code calls the axes of the argument ``name`` where it first takes its shape apart, or the first few of
-    them: in the model's forward (or in the method ``forward``), or in what this hands the argument on to."""
+    them: in the model's forward (or in the method ``forward``), or in what this hands the argument on to. Two axes
+    that the code makes one are :data:`JOINED`."""
     known = {name}
     for kind, target, source, place in _calls(inspect.unwrap(forward or type(model).forward)):
         if kind == "axes" and source in known:
@@ -160,13 +162,18 @@ def _calls(forward) -> list[tuple[str, str, str, int | str]]:
     """What the code of a forward does to variables, in the order of its lines: ``("name", new, old, 0)`` for another
     name of the same tensor (``new`` is another tensor if ``old`` is empty), ``("call", module, variable, place)`` for a
     call of a module on a variable, where ``place`` is the number or the name of the argument, and ``("axes", names,
-    variable, 0)`` where it names the axes of a variable's shape."""
+    variable, 0)`` where it names the axes of a variable's shape (``","`` where it joins the first two of them, whatever
+    their number is)."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
     except (OSError, TypeError, SyntaxError):
         return []
     found: list[tuple[int, int, tuple[str, str, str, int | str]]] = []
+    asks = [node for node in ast.walk(tree) if isinstance(node, (ast.If, ast.IfExp))]
+    depends = {id(inside) for node in asks if "dim" in ast.unparse(node.test) for inside in ast.walk(node)}
     for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and id(node) not in depends and (variable := _joined(node)):
+            found.append((node.lineno, 0, ("axes", ",", variable, 0)))
         if isinstance(node, ast.Call) and (path := _of_self(node.func)):
             places: list[tuple[int | str, ast.expr]] = [*enumerate(node.args)]
             places += [(key.arg, key.value) for key in node.keywords if key.arg]
@@ -202,6 +209,14 @@ def _shape_of(node: ast.expr) -> str | None:
     if not isinstance(node, ast.Attribute) or node.attr not in ("shape", "size"):
         return None
     return node.value.id if isinstance(node.value, ast.Name) else None
+
+
+def _joined(node: ast.Call) -> str | None:
+    """The name of the variable in ``variable.flatten(0, 1)``."""
+    of = node.func
+    if not isinstance(of, ast.Attribute) or of.attr != "flatten" or not isinstance(of.value, ast.Name):
+        return None
+    return of.value.id if [ast.unparse(item) for item in node.args] == ["0", "1"] else None
 
 
 def _variable(node: ast.expr) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import importlib.util
 import inspect
 import json
@@ -18,9 +19,11 @@ from typing import Any
 from simdev.errors import InvalidInput
 from simdev.graphs.capture.packages import (
     TARGET,
+    attributes_without_value,
     cause_of,
     given_fields,
     needed_arguments,
+    owner_of,
     package_step,
     part_of,
     unset_fields,
@@ -37,7 +40,7 @@ def missing_package(error: BaseException) -> str | None:
     imports it only if it is installed, and how to install it."""
     text = str(error)
     if absent := re.search(r"requires the (\w+) library|No module named '(\w+)'", text):
-        name = absent[1] or absent[2]
+        name = _missing_inside(absent[1] or absent[2])
         page = re.search(r"https://github\.com/\S+?(?=[\s'`]|$)", text)
         return f"{name}: see {page[0]}" if page and "pip install" not in text else f"{name}: pip install {name}"
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -54,13 +57,26 @@ def missing_package(error: BaseException) -> str | None:
     return None
 
 
+def _missing_inside(package: str) -> str:
+    """The package without which another cannot be imported that is installed, as ``timm`` cannot without
+    ``torchvision``; ``package`` itself if it is not there."""
+    if importlib.util.find_spec(package) is None:
+        return package
+    try:
+        importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        return (error.name or package).partition(".")[0]
+    return package
+
+
 def fields_that_follow(target: str, error: InvalidInput) -> list[tuple[str, str]]:
     """Fields without which the default configuration of a model fails, and their values, if these follow from the
     ``error`` or from other fields."""
     if target.startswith("transformers:"):
         cause = cause_of(error)
         follows = fields_asked(target, cause) or rotation_that_follows(target, cause)
-        return follows or sizes_of_heads(target, unset_fields(target, cause))
+        follows = follows or empty_dictionary(target, cause) or elements_of_lists(target)
+        return follows or values_that_follow(target, unset_fields(target, cause))
     if found := extra_channels(target, error) or factors_of_one(target, error):
         return found
     asked = re.search(r"in brackets, of \w+\[(.*)\]$", error.message)
@@ -133,37 +149,99 @@ def _with(target: str, fields: list[tuple[str, str]]) -> str:
 
 
 def fields_asked(target: str, error: BaseException) -> list[tuple[str, str]]:
-    """Fields of the model's configuration, and values that an ``error`` asks for (``is_decoder=True``) and that they do
-    not have."""
+    """Fields of the model's configuration, and values that an ``error`` asks for (``is_decoder=True``) or gives as an
+    example (``requires config.out_indices to be a list; one can use [3, 5]``), and that they do not have."""
     config, given = _config(target)
     asked = re.findall(r"`(?:self\.)?(?:config\.)?(\w+) ?=+ ?(True|False|\d+)`", str(error))
+    lists = re.findall(r"requires config\.(\w+) .*\buse (\[[\d, ]+\])", str(error))
+    asked += [(name, value.replace(" ", "")) for name, value in lists]
     unlike = {name: value for name, value in asked if str(getattr(config, name, value)) != value and name not in given}
     return [(name, value.lower()) for name, value in unlike.items()]
 
 
+def empty_dictionary(target: str, error: BaseException) -> list[tuple[str, str]]:
+    """A dictionary that a configuration leaves open and that the code looks into all the same, without entries, if the
+    model's step runs with it."""
+    if not re.search(r"'NoneType' object has no attribute '(get|items|keys|values)'", str(error)):
+        return []
+    config, given = _config(target)
+    kinds = {
+        name: str(kind) for cls in type(config).__mro__ for name, kind in vars(cls).get("__annotations__", {}).items()
+    }
+    names = [name for name, kind in kinds.items() if re.match(r"dict\b(?!.*Config)", kind) and name not in given]
+    chosen = [[(name, "{}")] for name in names if getattr(config, name, 0) is None]
+    return next((fields for fields in chosen if _runs(target, fields)), [])
+
+
+def elements_of_lists(target: str) -> list[tuple[str, str]]:
+    """A list that a configuration leaves empty, with one of the numbers that its documentation supports as elements
+    (the closest to one first) and with the fields that its class computes of it, if the model's step runs so."""
+    config, given = _config(target)
+    for name, value in vars(config).items():
+        part = re.search(rf"^ *{name} \(`.*?(?=^ *\w+ \(`|\Z)", type(config).__doc__ or "", re.MULTILINE | re.DOTALL)
+        supported = re.search(r"[Ss]upported values are ([\d., and]+)", part[0]) if part else None
+        if value not in ([], ()) or name in given or not supported:
+            continue
+        for number in sorted(map(float, re.findall(r"\d+(?:\.\d+)?", supported[1])), key=lambda found: abs(found - 1)):
+            computed = vars(type(config)(**{name: [number]}))
+            others = {key: other for key, other in computed.items() if key != name and key not in given}
+            others = {key: other for key, other in others.items() if isinstance(other, (int, float, list))}
+            changed = {key: other for key, other in others.items() if getattr(config, key, other) != other}
+            fields = {name: [number], **changed}
+            chosen = [(key, json.dumps(item, separators=(",", ":"))) for key, item in fields.items()]
+            if _runs(target, chosen):
+                return chosen
+    return []
+
+
 def rotation_that_follows(target: str, error: BaseException) -> list[tuple[str, str]]:
     """The parameters of rotary positions, if an ``error`` shows that a configuration gives them once and its layers are
-    of several kinds, or that they rotate more of a head than their sections hold."""
+    of several kinds, that they rotate more of a head than their sections hold, or that they lack these sections; or an
+    even width of heads, if it shows that these have no whole number of pairs to rotate."""
     config, given = _config(target)
     parts = {"": config, **{f"{key}.": part for key, part in vars(config).items() if hasattr(part, "model_type")}}
     sections = re.search(r"sum exactly to (\d+) .*split_sizes=\[([\d, ]+)\]", str(error))
+    lacks = [owner for owner, name in attributes_without_value(error) if name == "mrope_section"]
     for before, part in parts.items():
         once, field = getattr(part, "rope_parameters", None), f"{before}rope_parameters"
+        if width := _even_head(part, str(error)):
+            return [(f"{before}head_dim", str(width))] if f"{before}head_dim" not in given else []
         kinds = dict.fromkeys(getattr(part, "layer_types", None) or ())
         if not isinstance(once, dict) or field in given or "mrope_section" in once:
             continue
         if isinstance(error, KeyError) and error.args[0] in kinds and not kinds.keys() & once.keys():
             plain = once or {"rope_type": "default", "rope_theta": getattr(part, "default_theta", 10_000.0)}
             return [(field, json.dumps(dict.fromkeys(kinds, plain), separators=(",", ":")))]
+        head = getattr(part, "head_dim", None) if any(type(owner.config) is type(part) for owner in lacks) else None
+        if head:
+            return [(field, json.dumps({**once, "mrope_section": _shares(head // 2)}, separators=(",", ":")))]
         share = sum(map(int, sections[2].split(","))) / int(sections[1]) if sections else 1
         if share < 1 and "partial_rotary_factor" not in once:
             return [(field, json.dumps({**once, "partial_rotary_factor": share}, separators=(",", ":")))]
     return []
 
 
-def sizes_of_heads(target: str, unset: list[str]) -> list[tuple[str, str]]:
-    """The value of each field that a configuration leaves open, if all of these are about attention heads: their width
-    is a share of the hidden size and each has keys of its own, unless a configuration says otherwise."""
+def _even_head(config, error: str) -> int | None:
+    """A width of heads that attention's kernels take, which read eight numbers at a time, if that of a configuration is
+    odd, which an ``error`` says does not broadcast."""
+    size, heads = (getattr(config, name, None) for name in ("hidden_size", "num_attention_heads"))
+    width = size // heads if isinstance(size, int) and isinstance(heads, int) and heads else 0
+    odd = width % 2 == 1 and getattr(config, "head_dim", None) in (None, width)
+    said = re.search(rf"broadcast.*\b{width + 1}\b.*\b{width}\b", error, re.DOTALL)
+    return width + -width % 8 if odd and said and getattr(config, "rope_parameters", None) else None
+
+
+def _shares(pairs: int) -> list[int]:
+    """The pairs of numbers of a head that turn with each axis of the positions of tokens and pixels: with the place in
+    the text, the width, the height and the image, or with the last three where they do not divide by four."""
+    axes = 4 if pairs % 4 == 0 else 3
+    return [pairs // axes + (axis < pairs % axes) for axis in range(axes)]
+
+
+def values_that_follow(target: str, unset: list[str]) -> list[tuple[str, str]]:
+    """The value of each field that a configuration leaves open, if each of these is about attention heads (their width
+    is a share of the hidden size and each has keys of its own, unless a configuration says otherwise), or if another
+    configuration of the model hands it on."""
     config, given = _config(target)
     found = []
     for field in unset:
@@ -177,9 +255,23 @@ def sizes_of_heads(target: str, unset: list[str]) -> list[tuple[str, str]]:
             found.append((field, str(heads)))
         elif name == "head_dim" and size and heads and size % heads == 0:
             found.append((field, str(size // heads)))
+        elif (value := _around(part, name)) is not None:
+            found.append((field, json.dumps(value)))
         else:
             return []
     return found
+
+
+def _around(config, name: str) -> int | float | None:
+    """The value of a field that a configuration lacks and the others in its file have, which hand it on: their default,
+    if it is the same for all."""
+    if hasattr(config, name):
+        return None
+    others = [
+        vars(item).get(name) for item in vars(sys.modules[type(config).__module__]).values() if isinstance(item, type)
+    ]
+    values = {value for value in others if isinstance(value, (int, float))}
+    return values.pop() if len(values) == 1 else None
 
 
 def with_example(message: str, target: str, unset: list[str] | None = None) -> str:
@@ -282,6 +374,6 @@ def _config(target: str) -> tuple[Any, dict]:
     config = getattr(sys.modules["transformers"], match["model"]).config_class()
     given = given_fields(match["fields"], target)
     for path, value in given.items():
-        outer, _, key = path.rpartition(".")
-        setattr(part_of(config, outer, target), key, value)
+        owner, key = owner_of(config, path, target)
+        setattr(owner, key, value)
     return config, given

@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from simdev.errors import InvalidInput
-from simdev.graphs.capture.documented_inputs import TOKENS, documented, documented_shape
-from simdev.graphs.capture.readers import axes_read, first_reader, part_that_reads, width_read
+from simdev.graphs.capture.documented_inputs import TOKENS, documented, documented_shape, documented_shapes
+from simdev.graphs.capture.readers import JOINED, axes_read, first_reader, part_that_reads, width_read
 
 A_LOOP_OVER_TOKENS = re.compile(r"for \w+ in range\((seq_?len\w*|sequence_length|hidden_states\.shape\[1\])\)")
 CHOICES = 2  # of a question
@@ -39,10 +39,11 @@ def made_up_inputs(model, batch: int, length: int | None) -> dict:
 
 def hf_inputs(model, config, batch: int | None, length: int | None, optional: Collection[str] = ()) -> dict:
     """The arguments that a model's forward needs, by its main input and its configuration, and its ``optional`` ones
-    for which there is a rule."""
+    for which there is a rule. ``length[N]`` among these is a text of ``N`` tokens where no ``length`` is given."""
     import torch
 
     own = text_config(config)
+    length = length or _number_of(optional, "length")
     takes = inspect.signature(model.forward).parameters
     usual = 512 if length or not _by_token(model, config) else 16
     most = getattr(own, "max_position_embeddings", None) or usual  # -1: any number
@@ -58,6 +59,8 @@ def hf_inputs(model, config, batch: int | None, length: int | None, optional: Co
         return _series(config, takes, batch or 32)
     main = model.main_input_name if isinstance(model.main_input_name, str) else ""
     named = {name for name, item in takes.items() if item.default is item.empty} | {main, *optional}
+    masked = (re.sub(r"(_attention)?_mask$", "_embeds", name) for name in named if name.endswith("_mask"))
+    named |= takes.keys() & masked  # a mask alone says that there is something
     inputs = {}
     marked = any(hasattr(part, "image_token_id") for part in parts_of(config)) and model.main_input_name == "input_ids"
     if "pixel_values" in named or ("pixel_values" in takes and "input_ids" in takes and not marked):
@@ -80,7 +83,7 @@ def hf_inputs(model, config, batch: int | None, length: int | None, optional: Co
     text = getattr(config, "text_config", None)
     most = getattr(text, "max_position_embeddings", tokens) or tokens
     tokens = min(tokens, most) if most > 0 else tokens
-    if "input_ids" in takes and ("input_ids" in named or main in ("pixel_values", "inputs")):
+    if "input_ids" in takes and ("input_ids" in named or "pixel_values" in inputs or main == "inputs"):
         inputs["input_ids"] = _text(model, config, count, tokens)
     mark = getattr(config, "image_token_index", getattr(config, "video_token_index", None))
     if "pixel_values" in inputs and "input_ids" in inputs and mark is not None:
@@ -94,7 +97,7 @@ def hf_inputs(model, config, batch: int | None, length: int | None, optional: Co
         side = config.image_size // config.patch_size
         inputs["bool_masked_pos"] = torch.zeros(count, side * side, dtype=torch.bool)
     inputs = _documented(model, config, count, inputs, named) | inputs
-    others = sounds[1:] + _images_in_samples(model, config, inputs)
+    others = sounds[1:] + _images_in_samples(model, config, inputs) + _tokens_of_codebooks(model, config, inputs)
     if others and not _runs_with(model, inputs):
         inputs |= next((other for other in others if _runs_with(model, inputs | other)), {})
     return inputs
@@ -110,7 +113,24 @@ def _documented(model, config, count: int, inputs: dict, named: set[str]) -> dic
     for name in found:
         if name.endswith("embeds_position_mask"):  # of the tokens that stand for an image
             found[name][:, getattr(config, "latent_query_num", None) :] = 0
+    found |= _masks(model, asked - found.keys(), lengths)
     return found | _features(model, text_config(config), asked - found.keys(), count)
+
+
+def _masks(model, names: Collection[str], lengths: dict) -> dict:
+    """The masks that a model takes under these ``names``, of which nothing is masked: of the axes that a comment in its
+    code gives to them (``# name: [batch_size, num_images]``), or that its code takes apart."""
+    import torch
+
+    code, found = inspect.getsource(sys.modules[type(model).__module__]), {}
+    for name in (name for name in names if name.endswith("mask")):
+        comment = re.search(rf"# *{name}: *\[([\w, ]+)\]", code)
+        axes = [axis.strip() for axis in comment[1].split(",")] if comment else axes_read(model, name)
+        sizes = [next((size for word, size in lengths.items() if word in axis), None) for axis in axes]
+        sizes = [size or (1 if "num_" in axis else None) for size, axis in zip(sizes, axes, strict=True)]
+        if all(sizes) and len(sizes) > 1:
+            found[name] = torch.ones(sizes, dtype=torch.int64)
+    return found
 
 
 def _features(model, config, names: Collection[str], count: int) -> dict:
@@ -157,6 +177,16 @@ def _text_of_decoder(model, config, takes, count: int, tokens: int) -> dict:
         return {}
     ids = _words(text_config(config), count, min(tokens, 128))
     return {"decoder_input_ids": _in_documented_shape(model, "decoder_input_ids", ids, _sizes(config, *ids.shape))}
+
+
+def _tokens_of_codebooks(model, config, inputs: dict) -> list[dict]:
+    """The tokens of a decoder in the other shapes that the documentation of the model's forward gives to them."""
+    ids = inputs.get("decoder_input_ids")
+    if ids is None:
+        return []
+    sizes = _sizes(config, len(next(iter(inputs.values()))), ids.shape[-1])
+    shapes = [shape for shape in documented_shapes(model, "decoder_input_ids", sizes)[1:] if shape != ids.shape]
+    return [{"decoder_input_ids": _repeated(ids, shape)} for shape in shapes]
 
 
 def parts_of(config) -> list:
@@ -333,9 +363,12 @@ def _series(config, takes, count: int) -> dict:
 
 def _images_of_sample(model, config, takes) -> tuple[int, ...]:
     """How many images a sample of ``pixel_values`` has: two where a model matches their points or its code asks for a
-    pair, and the frames of a video; nothing for a single image without an axis for its number."""
+    pair, the frames of a video, and one where its code joins the samples with the images of each; nothing for a single
+    image without an axis for its number."""
     asked = re.search(r"pixel_values\.(size\(1\)|shape\[1\]) != 2\b", inspect.getsource(type(model)))
-    return (2,) if asked or "KeypointMatching" in type(model).__name__ else _frames(config, takes)
+    if asked or "KeypointMatching" in type(model).__name__:
+        return (2,)
+    return _frames(config, takes) or ((1,) if axes_read(model, "pixel_values") == JOINED else ())
 
 
 def _images_in_samples(model, config, inputs: dict) -> list[dict]:
@@ -403,11 +436,10 @@ def hf_labels(model, config, inputs: dict, optional: Collection[str] = ()) -> di
     import torch
 
     takes, name = inspect.signature(model.forward).parameters, type(model).__name__
-    counted = [int(found[1]) for item in optional if (found := re.fullmatch(r"labels\[(\d+)\]", item))]
-    if counted:
+    if counted := _number_of(optional, "labels"):
         inputs.pop("decoder_input_ids", None)  # as before they were counted
         rows = len(next(iter(inputs.values())))
-        shape = (rows,) if counted[0] == rows else (rows, counted[0] // rows)
+        shape = (rows,) if counted == rows else (rows, counted // rows)
         return {"labels": torch.zeros(shape, dtype=torch.int64)}
     if not inputs:
         raise InvalidInput(f"simdev makes up none of the inputs of {name}.forward; {GIVE}", source=name)
@@ -426,7 +458,8 @@ def hf_labels(model, config, inputs: dict, optional: Collection[str] = ()) -> di
         ids = inputs["decoder_input_ids"]
         if "Token" in name:
             return {"labels": torch.zeros_like(ids)}
-        del inputs["decoder_input_ids"]
+        if "decoder_input_ids" not in optional:  # else the decoder does not make them of its labels
+            del inputs["decoder_input_ids"]
         ids = ids[:rows]  # a decoder may read a row of each codebook
         return {"labels": _in_documented_shape(model, "labels", ids, _sizes(config, rows, ids.shape[1]))}
     if "CTC" in name:
@@ -441,6 +474,12 @@ def hf_labels(model, config, inputs: dict, optional: Collection[str] = ()) -> di
     return {}
 
 
+def _number_of(optional: Collection[str], what: str) -> int | None:
+    """The ``N`` of ``what[N]`` among the ``optional`` arguments."""
+    found = (re.fullmatch(rf"{what}\[(\d+)\]", item) for item in optional)
+    return next((int(match[1]) for match in found if match), None)
+
+
 def _is_transducer(config, takes) -> bool:
     """Whether a model joins each frame of a sound with each token of its text, with a blank among the tokens."""
     return hasattr(config, "blank_token_id") and {"input_features", "decoder_input_ids", "labels"} <= takes.keys()
@@ -449,7 +488,11 @@ def _is_transducer(config, takes) -> bool:
 def _in_documented_shape(model, name: str, ids, sizes: dict):
     """``ids``, repeated to the shape that the documentation of the model's forward gives to an argument: sounds have
     tokens of several codebooks."""
-    shape = documented_shape(model, name, sizes) or ids.shape
+    return _repeated(ids, documented_shape(model, name, sizes) or ids.shape)
+
+
+def _repeated(ids, shape: tuple[int, ...]):
+    """``ids``, repeated to a shape that holds a whole number of them; else as they are."""
     times, rest = divmod(math.prod(shape), ids.numel())
     return ids.reshape(-1).repeat(times).reshape(shape) if times and not rest else ids
 

@@ -1,0 +1,181 @@
+"""Fields and lengths with which a model of transformers is captured whose default configuration fails."""
+
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+SMALL = "n_layer=1,n_embd=8,n_head=2,vocab_size=20,n_positions=16"
+
+
+def test_a_text_with_more_tokens_than_positions_is_halved_once(monkeypatch):
+    from simdev.errors import InvalidInput
+    from simdev.graphs.capture import capture_package
+
+    class FewPlaces(transformers.GPT2Model):
+        most = 8
+
+        def forward(self, input_ids):
+            if input_ids.shape[1] > self.most:
+                raise IndexError("index out of range in self")
+            return super().forward(input_ids)
+
+    monkeypatch.setattr(sys.modules["transformers"], "FewPlacesModel", FewPlaces, raising=False)
+    graph = capture_package(f"transformers:FewPlacesModel[{SMALL}]")
+    assert graph.meta["optional_inputs"] == ["length[8]"] and "input()->i64[4,8]" in graph.signatures
+    with pytest.raises(InvalidInput, match="another --length, such as 6,"):
+        capture_package(f"transformers:FewPlacesModel[{SMALL}]", length=12)
+    monkeypatch.setattr(FewPlaces, "most", 4)
+    with pytest.raises(InvalidInput, match="another --length, such as 4,"):
+        capture_package(f"transformers:FewPlacesModel[{SMALL}]")
+
+
+def test_rotary_sections_share_half_a_head():
+    from simdev.graphs.capture.remedies import rotation_that_follows
+
+    class Rotates(torch.nn.Module):
+        def __init__(self, config):
+            super().__init__()
+            self.config, self.mrope_section = config, None
+
+        def forward(self):
+            return len(self.mrope_section)
+
+    def follows(target):
+        with pytest.raises(TypeError) as failed:
+            Rotates(transformers.LlamaConfig()).forward()
+        return rotation_that_follows(target, failed.value)
+
+    (name, value), *others = follows("transformers:LlamaModel")
+    assert name == "rope_parameters" and '"mrope_section":[16,16,16,16]' in value and not others
+    assert '"mrope_section":[9,8,8]' in follows("transformers:LlamaModel[head_dim=50]")[0][1]
+    assert follows(f"transformers:LlamaModel[rope_parameters={value}]") == [], "a user's field is kept"
+    assert follows("transformers:GPT2Model") == [], "it has no part of this kind"
+
+
+def test_a_head_of_an_odd_width_gets_one_of_whole_eights():
+    from simdev.graphs.capture.remedies import rotation_that_follows
+
+    error = RuntimeError(
+        "Attempting to broadcast a dimension of length 74 at -1! ... broadcastable to [4, 28, 512, 73]"
+    )
+    odd = "transformers:LlamaModel[hidden_size=2048,num_attention_heads=28,head_dim=73]"
+    assert rotation_that_follows(odd, error) == [], "a user's field is kept"
+    assert rotation_that_follows("transformers:LlamaModel", error) == [], "its heads are even"
+    odd = "transformers:Qwen2Model[hidden_size=2048,num_attention_heads=28]"
+    assert rotation_that_follows(odd, error) == [("head_dim", "80")]
+    other = RuntimeError("Attempting to broadcast a dimension of length 12 at -1! ... to [4, 28, 512, 13]")
+    assert rotation_that_follows(odd, other) == []
+
+
+def test_an_error_may_give_a_list_as_an_example():
+    from simdev.graphs.capture.remedies import fields_asked
+
+    error = ValueError(
+        "Beit requires config.out_indices to be a list of 2 integers. One can use [3, 5] in a small one."
+    )
+    assert fields_asked("transformers:BeitModel", error) == [("out_indices", "[3,5]")]
+    assert fields_asked("transformers:BeitModel[out_indices=[1,2]]", error) == [], "a user's field is kept"
+
+
+def test_a_dictionary_that_is_looked_into_has_no_entries(monkeypatch):
+    from simdev.graphs.capture import capture_package
+    from simdev.graphs.capture.remedies import empty_dictionary
+
+    class WithNames(transformers.GPT2Config):
+        names: dict | None = None
+        others: int | None = None
+
+    class LooksUp(transformers.GPT2Model):
+        config_class = WithNames
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.mark = config.names.get("mark")
+
+    monkeypatch.setattr(sys.modules["transformers"], "LooksUpModel", LooksUp, raising=False)
+    target = f"transformers:LooksUpModel[{SMALL}]"
+    graph = capture_package(target, length=8)
+    assert graph.meta["source"] == f"transformers:LooksUpModel[{SMALL},names={{}}]"
+    assert empty_dictionary(target, AttributeError("'NoneType' object has no attribute 'shape'")) == []
+
+
+def test_an_empty_list_gets_an_element_that_its_documentation_supports(monkeypatch):
+    from simdev.graphs.capture import capture_package
+    from simdev.graphs.capture.remedies import elements_of_lists
+
+    class Scales(transformers.GPT2Config):
+        """
+        Args:
+            factors (`list[float]`, *optional*, defaults to `[]`):
+                Sizes of the levels. Supported values are 0.5, 1.0, and 2.0.
+            other (`list[float]`, *optional*, defaults to `[]`):
+                Levels without sizes.
+        """
+
+        def __init__(self, factors=(), **kwargs):
+            super().__init__(**kwargs)
+            self.factors, self.other, self.levels = list(factors), [], len(factors)
+
+    class Joins(transformers.GPT2Model):
+        config_class = Scales
+
+        def forward(self, input_ids):
+            outcome = super().forward(input_ids)[0]
+            return torch.cat([outcome * factor for factor in self.config.factors[: self.config.levels]])
+
+    monkeypatch.setattr(sys.modules["transformers"], "JoinsModel", Joins, raising=False)
+    target = f"transformers:JoinsModel[{SMALL}]"
+    graph = capture_package(target, length=8)
+    assert graph.meta["source"] == f"transformers:JoinsModel[{SMALL},factors=[1.0],levels=1]"
+    assert elements_of_lists("transformers:JoinsModel[factors=[2.0]]") == [], "a user's field is kept"
+
+
+def test_a_package_that_lacks_another_is_not_the_one_to_install(tmp_path, monkeypatch):
+    from simdev.graphs.capture.remedies import missing_package
+
+    (tmp_path / "simdev_needs.py").write_text("import simdev_absent.parts\n")
+    (tmp_path / "simdev_whole.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def asks(name):
+        return missing_package(ImportError(f"Model requires the {name} library, `pip install {name}`"))
+
+    assert asks("simdev_needs") == "simdev_absent: pip install simdev_absent"
+    assert asks("simdev_other") == "simdev_other: pip install simdev_other"
+    assert asks("simdev_whole") == "simdev_whole: pip install simdev_whole"
+
+
+def test_open_fields_for_experts_are_followed_to_those_that_are_open_next(monkeypatch):
+    from simdev.graphs.capture.packages import unset_fields
+
+    class Experts(transformers.GPT2Config):
+        num_local_experts: int | None = None
+        best: int | None = None
+
+    class Routes(transformers.GPT2Model):
+        config_class = Experts
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.weight = torch.nn.Parameter(torch.empty(config.num_local_experts, 4))
+            self.top_k = config.best
+
+        def forward(self, input_ids):
+            scores = self.weight.sum(1).topk(2)[0]
+            return scores.topk(k=self.top_k)[0]
+
+    monkeypatch.setattr(sys.modules["transformers"], "RoutesModel", Routes, raising=False)
+    error = TypeError("empty() takes 1 positional argument but 2 were given: `num_local_experts`")
+    assert unset_fields(f"transformers:RoutesModel[{SMALL}]", error) == ["num_local_experts", "best"]
+
+
+def test_a_field_that_a_part_lacks_has_the_value_of_the_configuration_around():
+    from simdev.graphs.capture.remedies import values_that_follow
+
+    rate = "text_config.dropout_rate"
+    assert values_that_follow("transformers:T5Gemma2Encoder", [rate]) == [(rate, "0.0")]
+    assert values_that_follow("transformers:T5Gemma2Encoder", [rate, "text_config.unknown"]) == []
+    assert values_that_follow(f"transformers:T5Gemma2Encoder[{rate}=0.5]", [rate]) == [], "its value did not help"

@@ -57,6 +57,35 @@ def test_an_argument_without_a_field_is_as_wide_as_its_reader():
     assert made["pooled"].shape == (2, 7) and made["text"].shape == (2, 77, 12) and "video" not in made
 
 
+def test_what_gets_an_axis_for_tokens_in_the_code_has_none():
+    from simdev.graphs.capture.readers import gets_tokens
+    from simdev.graphs.capture.transformers_inputs import _features
+
+    class Embeds(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.state, self.noise, self.goal = (torch.nn.Linear(5, 8) for _ in range(3))
+
+        def forward(self, state, noise, goal):
+            state_embeds = self.state(state)
+            noise_embeds = self.noise(noise)
+            goal_embeds = self.goal(goal)
+            return torch.cat([state_embeds[:, None, :], noise_embeds, goal_embeds.unsqueeze(1)], 1)
+
+    class Acts(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = Embeds()
+
+        def forward(self, state, noise, goal):
+            return self.embed(state, noise, goal=goal)
+
+    assert gets_tokens(Acts(), "state") and gets_tokens(Acts(), "goal")
+    assert not gets_tokens(Acts(), "noise") and not gets_tokens(Acts(), "other")
+    shapes = {name: tuple(made.shape) for name, made in _features(Acts(), None, ["state", "noise"], 2).items()}
+    assert shapes == {"state": (2, 5), "noise": (2, 77, 5)}
+
+
 def test_a_sequence_has_the_width_of_the_layer_that_reads_it():
     from simdev.graphs.capture.diffusion_inputs import diffusion_inputs
 
@@ -780,3 +809,28 @@ def test_a_model_has_the_fewest_parts_with_which_its_step_runs(monkeypatch):
     graph = capture_package("diffusers:PartsModel")
     assert graph.meta["source"] == "diffusers:PartsModel[has_image=true]"
     assert "(the model has has_image=true, without which" in graph.meta["inputs_from"]
+
+
+def test_an_image_may_have_the_size_that_the_image_processor_makes():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.transformers_inputs import hf_inputs
+
+    class Line(torch.nn.Module):
+        main_input_name = "pixel_values"
+        most = 48
+
+        def forward(self, pixel_values):
+            if pixel_values.shape[2] > self.most:
+                raise ValueError("more than a line")
+
+    def shape(config):
+        return tuple(hf_inputs(Line(), config, 2, None)["pixel_values"].shape)
+
+    config = transformers.PPOCRV5ServerRecConfig()
+    assert shape(config) == (2, 3, 48, 320)
+    Line.most = 224
+    assert shape(config) == (2, 3, 224, 224), "as it runs"
+    Line.most = 48
+    config.image_size = 60
+    assert shape(config) == (2, 3, 60, 60), "the configuration says so"
+    assert shape(transformers.DetrConfig()) == (2, 3, 224, 224), "its processor knows no height"

@@ -179,3 +179,28 @@ def test_a_field_that_a_part_lacks_has_the_value_of_the_configuration_around():
     assert values_that_follow("transformers:T5Gemma2Encoder", [rate]) == [(rate, "0.0")]
     assert values_that_follow("transformers:T5Gemma2Encoder", [rate, "text_config.unknown"]) == []
     assert values_that_follow(f"transformers:T5Gemma2Encoder[{rate}=0.5]", [rate]) == [], "its value did not help"
+
+
+def test_layers_that_are_picked_out_lie_within_a_smaller_depth(monkeypatch):
+    from simdev.graphs.capture import capture_package
+    from simdev.graphs.capture.remedies import layers_in_depth
+
+    class Picks(transformers.GPT2Config):
+        def __init__(self, picked_indices=(3, 7, 11), **kwargs):
+            super().__init__(**kwargs)
+            self.picked_indices = list(picked_indices)
+
+    class PicksLayers(transformers.GPT2Model):
+        config_class = Picks
+
+        def forward(self, input_ids):
+            states = super().forward(input_ids, output_hidden_states=True).hidden_states
+            return torch.stack([states[number + 1] for number in self.config.picked_indices])
+
+    monkeypatch.setattr(sys.modules["transformers"], "PicksLayersModel", PicksLayers, raising=False)
+    narrow = "n_embd=8,n_head=2,vocab_size=20,n_positions=16"
+    graph = capture_package(f"transformers:PicksLayersModel[{narrow},num_hidden_layers=3]", length=8)
+    given = f"{narrow},num_hidden_layers=3,picked_indices=[0,1,2]"
+    assert graph.meta["source"] == f"transformers:PicksLayersModel[{given}]"
+    assert layers_in_depth(f"transformers:PicksLayersModel[{narrow},num_hidden_layers=3,picked_indices=[9]]") == []
+    assert layers_in_depth(f"transformers:PicksLayersModel[{narrow},num_hidden_layers=12]") == []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 import textwrap
 from typing import Any
 
@@ -55,6 +56,23 @@ def parts_called_with(model, name: str) -> list:
     events = _calls(inspect.unwrap(type(model).forward))
     found = [_part(model, target) for kind, target, source, _ in events if kind == "call" and source == name]
     return [module for module in found if module is not None]
+
+
+def gets_tokens(model, name: str, depth: int = 0) -> bool:
+    """Whether the code gives what the first layer makes of the argument ``name`` an axis for tokens, which the argument
+    does not have then."""
+    called = part_that_reads(model, name)
+    if called is None or depth == MOST_DEEP:
+        return False
+    module, place = called
+    forward = inspect.unwrap(type(model).forward)
+    if _width(module) is not None:
+        code = inspect.getsource(forward)
+        made = re.search(rf"^\s*(\w+) = self\.[\w.]+\({name}\)", code, re.MULTILINE)
+        return bool(made and re.search(rf"\b{made[1]}(\[:, None\b|\.unsqueeze\(1\))", code))
+    takes = list(inspect.signature(module.forward).parameters)
+    inside = place if isinstance(place, str) else takes[place] if place < len(takes) else None
+    return inside in takes and gets_tokens(module, inside, depth + 1)
 
 
 def axes_read(model, name: str, forward=None, depth: int = 0) -> list[str]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from simdev.errors import InvalidInput
 from simdev.graphs.capture.packages import (
+    DEPTHS,
     TARGET,
     attributes_without_value,
     cause_of,
@@ -75,7 +76,7 @@ def fields_that_follow(target: str, error: InvalidInput) -> list[tuple[str, str]
     if target.startswith("transformers:"):
         cause = cause_of(error)
         follows = fields_asked(target, cause) or rotation_that_follows(target, cause)
-        follows = follows or empty_dictionary(target, cause) or elements_of_lists(target)
+        follows = follows or empty_dictionary(target, cause) or elements_of_lists(target) or layers_in_depth(target)
         return follows or values_that_follow(target, unset_fields(target, cause))
     if found := extra_channels(target, error) or factors_of_one(target, error):
         return found
@@ -192,6 +193,24 @@ def elements_of_lists(target: str) -> list[tuple[str, str]]:
             if _runs(target, chosen):
                 return chosen
     return []
+
+
+def layers_in_depth(target: str) -> list[tuple[str, str]]:
+    """The numbers of layers that a configuration picks out by default, at the same shares of the depth that ``target``
+    gives, which is too small for them, if the model's step runs so."""
+    config, given = _config(target)
+    found = []
+    for path, depth in given.items():
+        outer, _, key = path.rpartition(".")
+        if key not in DEPTHS or not isinstance(depth, int):
+            continue
+        usual = getattr(part_of(type(config)(), outer, target), key, None) or depth
+        for name, layers in part_of(config, outer, target).to_dict().items():
+            field = f"{outer}.{name}".lstrip(".")
+            numbers = [layer for layer in layers if isinstance(layer, int)] if isinstance(layers, (list, tuple)) else []
+            if name.endswith("indices") and field not in given and max(numbers, default=0) >= depth:
+                found.append((field, json.dumps([layer * depth // usual for layer in numbers], separators=(",", ":"))))
+    return found if found and _runs(target, found) else []
 
 
 def rotation_that_follows(target: str, error: BaseException) -> list[tuple[str, str]]:

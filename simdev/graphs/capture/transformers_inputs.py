@@ -6,16 +6,19 @@ those that are usual: 512 tokens, images of 224 x 224, a second of sound.
 
 from __future__ import annotations
 
+import ast
+import functools
 import inspect
 import math
 import re
 import sys
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 from simdev.errors import InvalidInput
 from simdev.graphs.capture.documented_inputs import TOKENS, documented, documented_shape, documented_shapes
-from simdev.graphs.capture.readers import JOINED, axes_read, first_reader, part_that_reads, width_read
+from simdev.graphs.capture.readers import JOINED, axes_read, first_reader, gets_tokens, part_that_reads, width_read
 
 A_LOOP_OVER_TOKENS = re.compile(r"for \w+ in range\((seq_?len\w*|sequence_length|hidden_states\.shape\[1\])\)")
 CHOICES = 2  # of a question
@@ -98,6 +101,7 @@ def hf_inputs(model, config, batch: int | None, length: int | None, optional: Co
         inputs["bool_masked_pos"] = torch.zeros(count, side * side, dtype=torch.bool)
     inputs = _documented(model, config, count, inputs, named) | inputs
     others = sounds[1:] + _images_in_samples(model, config, inputs) + _tokens_of_codebooks(model, config, inputs)
+    others += _images_of_processor(config, inputs)
     if others and not _runs_with(model, inputs):
         inputs |= next((other for other in others if _runs_with(model, inputs | other)), {})
     return inputs
@@ -144,7 +148,8 @@ def _features(model, config, names: Collection[str], count: int) -> dict:
         return (read or getattr(config, "hidden_size", None)) if name.endswith("_embeds") else None
 
     widths = {name: width_read(model, name) or embedded(name) for name in sorted(names)}
-    return {name: torch.randn(count, TOKENS, width) for name, width in widths.items() if width}
+    rows = {name: (count,) if gets_tokens(model, name) else (count, TOKENS) for name in widths}
+    return {name: torch.randn(*rows[name], width) for name, width in widths.items() if width}
 
 
 def _text(model, config, count: int, tokens: int):
@@ -399,17 +404,64 @@ def _image_shape(model, config) -> tuple[int, int, int]:
     sizes = [found["input_size"] for found in given if isinstance(found, dict) and "input_size" in found]
     if sizes:
         return sizes[0]
-    vision = next((getattr(config, key) for key in ("vision_config", "encoder") if hasattr(config, key)), config)
-    own = getattr(vision, "image_size", None) or getattr(vision, "max_img_size", None)
-    if ratios := getattr(config, "scaled_images_ratios", None):  # the smallest copy of an image is one patch
-        own = round(config.patch_size / min(ratios))
-    size = own or next(_image_sizes(vision), 224)
+    vision = _vision_config(config)
+    size = _size_given(config, vision) or 224
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     for part in parts_of(config):  # of which each direction has as many whole windows of patches
         windows, patch = getattr(part, "num_windows", None), getattr(part, "patch_size", None)
         if isinstance(windows, int) and isinstance(patch, int) and not hasattr(part, "num_windows_side"):
             height, width = (extent // (windows * patch) * windows * patch or extent for extent in (height, width))
     return getattr(vision, "num_channels", None) or 3, height, width
+
+
+def _vision_config(config):
+    """The part of a configuration that is about images, or the configuration itself."""
+    return next((getattr(config, key) for key in ("vision_config", "encoder") if hasattr(config, key)), config)
+
+
+def _size_given(config, vision) -> Any:
+    """The size of images that a configuration gives, or its part for them; None if it does not."""
+    own = getattr(vision, "image_size", None) or getattr(vision, "max_img_size", None)
+    if ratios := getattr(config, "scaled_images_ratios", None):  # the smallest copy of an image is one patch
+        own = round(config.patch_size / min(ratios))
+    return own or next(_image_sizes(vision), None)
+
+
+def _images_of_processor(config, inputs: dict) -> list[dict]:
+    """``pixel_values`` of the height and width that the package's image processor for this kind of model makes, if the
+    configuration gives no size: a line of text is no square."""
+    import torch
+
+    images = inputs.get("pixel_values")
+    if images is None or images.dim() != 4 or _size_given(config, _vision_config(config)):
+        return []
+    size = _size_of_processor(config.model_type)
+    changed = size is not None and size != tuple(images.shape[2:])
+    return [{"pixel_values": torch.randn(*images.shape[:2], *size)}] if changed else []
+
+
+@functools.cache
+def _size_of_processor(model_type: str) -> tuple[int, int] | None:
+    """The height and width of images that an image processor of transformers makes by default, as the code of its class
+    says, which may need packages that are not installed."""
+    import transformers
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+
+    for name in dict(IMAGE_PROCESSOR_MAPPING_NAMES.get(model_type) or {}).values():
+        path = transformers._class_to_module.get(name, "").replace(".", "/")
+        file = Path(transformers.__file__).parent / f"{path}.py"
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if file.is_file() else ():
+            if not isinstance(node, ast.ClassDef) or node.name != name:
+                continue
+            given = [
+                item for item in node.body if isinstance(item, ast.Assign) and ast.unparse(item.targets[0]) == "size"
+            ]
+            try:
+                size = ast.literal_eval(given[0].value)
+                return size["height"], size["width"]
+            except (IndexError, KeyError, TypeError, ValueError):  # another one's, or a shortest edge
+                continue
+    return None
 
 
 def _image_sizes(config) -> Iterator[Any]:

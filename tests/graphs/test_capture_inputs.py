@@ -834,3 +834,28 @@ def test_an_image_may_have_the_size_that_the_image_processor_makes():
     config.image_size = 60
     assert shape(config) == (2, 3, 60, 60), "the configuration says so"
     assert shape(transformers.DetrConfig()) == (2, 3, 224, 224), "its processor knows no height"
+
+
+def test_patches_with_axes_of_their_own_go_with_the_grid_that_a_tower_needs():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.transformers_inputs import hf_inputs
+
+    class Tower(torch.nn.Module):
+        main_input_name = "pixel_values"
+
+        def forward(self, pixel_values, image_grid_thw):
+            """
+            pixel_values (`torch.Tensor` of shape `(num_image_tokens, patch_size * merge, num_channels)`): Patches.
+            image_grid_thw (`torch.Tensor` of shape `(num_images, 3)`): Grids.
+            """
+
+    config = transformers.PretrainedConfig(patch_size=4, merge=2, num_channels=3)
+    made = hf_inputs(Tower(), config, 2, None)
+    assert made["pixel_values"].shape == (512, 8, 3) and made["image_grid_thw"].tolist() == [[1, 16, 16]] * 2
+    assert made["image_grid_thw"].dtype is torch.int64
+
+    class Whole(Tower):
+        def forward(self, pixel_values, image_grid_thw=None):
+            pass
+
+    assert hf_inputs(Whole(), config, 2, None)["pixel_values"].shape == (2, 3, 224, 224), "it may do without a grid"

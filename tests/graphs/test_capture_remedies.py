@@ -204,3 +204,21 @@ def test_layers_that_are_picked_out_lie_within_a_smaller_depth(monkeypatch):
     assert graph.meta["source"] == f"transformers:PicksLayersModel[{given}]"
     assert layers_in_depth(f"transformers:PicksLayersModel[{narrow},num_hidden_layers=3,picked_indices=[9]]") == []
     assert layers_in_depth(f"transformers:PicksLayersModel[{narrow},num_hidden_layers=12]") == []
+
+
+def test_an_open_switch_is_off_in_an_example_that_runs():
+    from simdev.graphs.capture.packages import declared_type, is_switch, unset_fields
+    from simdev.graphs.capture.remedies import values_that_run
+
+    class Declares(transformers.GPT2Config):
+        on: bool | None = None
+        either: bool | int | None = None
+
+    assert is_switch(Declares(), "on") and not is_switch(Declares(), "either") and not is_switch(Declares(), "n_embd")
+    assert declared_type(Declares(), "unknown") == ""
+    model = "transformers:EsmModel[num_hidden_layers=1]"
+    error = TypeError("empty() takes a tuple, not NoneType: `vocab_size`, `emb_layer_norm_before`")
+    unset = unset_fields(model, error)
+    assert {"vocab_size", "emb_layer_norm_before"} <= set(unset)
+    example = values_that_run(model, unset)
+    assert example is not None and "vocab_size=64" in example and "emb_layer_norm_before=false" in example

@@ -145,7 +145,7 @@ def unset_fields(target: str, error: BaseException) -> list[str]:
     while new := [name for name in _unset(target, error) if name not in found]:
         found += new
         for name in new:
-            target = with_field(target, name, "8" if name.endswith("_experts") else "1")  # of which it may choose some
+            target = with_field(target, name, _small_value(target, name))
         try:
             with torch.device("meta"), torch.no_grad():
                 step = package_step(target)[0]()
@@ -157,6 +157,29 @@ def unset_fields(target: str, error: BaseException) -> list[str]:
         else:
             break
     return found
+
+
+def _small_value(target: str, field: str) -> str:
+    """A small value for a field of a model's configuration: off for a switch, and so many experts that a model may
+    choose some of them."""
+    match = TARGET.fullmatch(target)
+    module = sys.modules["transformers"] if match and match["package"] == "transformers" else None
+    outer, _, name = field.rpartition(".")
+    if module and match and is_switch(part_of(getattr(module, match["model"]).config_class(), outer, target), name):
+        return "false"
+    return "8" if name.endswith("_experts") else "1"
+
+
+def is_switch(config, name: str) -> bool:
+    """Whether the class of a configuration declares a field as one that is on or off."""
+    return re.match(r"(Optional\[)?bool\b(?!.*\b(int|str)\b)", declared_type(config, name)) is not None
+
+
+def declared_type(config, name: str) -> str:
+    """The type that the class of a configuration declares for a field, such as ``int | None``; nothing without one."""
+    kinds = (vars(cls).get("__annotations__", {}).get(name) for cls in type(config).__mro__)
+    kind = next(filter(None, kinds), "")
+    return kind.__name__ if isinstance(kind, type) else str(kind)
 
 
 def smaller_model(target: str, most_bytes: int) -> str | None:
@@ -382,29 +405,31 @@ def _call(model, inputs: dict):
         message = f"running its step failed ({error}): it may need {name}, which simdev does not make up; {GIVE}"
         raise NeedsArguments(message, [name]) from error
     except ValueError as error:
-        takes = inspect.signature(model.forward).parameters.items()
-        left_out = [name for name, item in takes if item.default is None and name not in inputs]
-        asked = [word for word in re.findall(r"\w+", str(error)) if word in left_out][:1]  # of alternatives
-        if asked:
-            raise NeedsArguments(
-                f"running its step failed ({error}): it may need {with_shape(model, asked[0])}, which simdev does not "
-                f"make up; {GIVE}",
-                asked,
-            ) from error
-        if "labels" not in inputs:
+        if (fault := _fault_of(model, inputs, error)) is None:
             raise
-        message = (
-            f"running its step failed ({error}): what simdev makes up may not fit; give another --length, or {GIVE}"
-        )
-        rows = len(inputs["labels"])
-        if asked := re.search(r"labels.* found .*?\d+.* expected (\d+)\b", str(error), re.IGNORECASE):
-            raise NeedsArguments(message, [f"labels[{rows * int(asked[1])}]"]) from error
-        counts = re.search(r"input batch_size \((\d+)\) to match target .*\((\d+)\)", str(error))
-        if counts and int(counts[1]) % rows == 0 and (int(counts[1]) > int(counts[2]) or int(counts[1]) == rows):
-            raise NeedsArguments(message, [f"labels[{counts[1]}]"]) from error
-        if counts and "decoder_input_ids" in left_out:  # which it does not make of its labels
-            raise NeedsArguments(message, ["decoder_input_ids"]) from error
-        raise InvalidInput(message) from error
+        raise fault from error
+
+
+def _fault_of(model, inputs: dict, error: ValueError) -> InvalidInput | None:
+    """What a model's sentence about its inputs asks for; None if it does not speak of them."""
+    takes = inspect.signature(model.forward).parameters.items()
+    left_out = [name for name, item in takes if item.default is None and name not in inputs]
+    named = [word for word in re.findall(r"\w+", str(error)) if word in left_out][:1]  # of alternatives
+    if named:
+        asked = f"it may need {with_shape(model, named[0])}, which simdev does not make up; {GIVE}"
+        return NeedsArguments(f"running its step failed ({error}): {asked}", named)
+    if "labels" not in inputs:
+        return None
+    message = f"running its step failed ({error}): what simdev makes up may not fit; give another --length, or {GIVE}"
+    rows = len(inputs["labels"])
+    if wanted := re.search(r"labels.* found .*?\d+.* expected (\d+)\b", str(error), re.IGNORECASE):
+        return NeedsArguments(message, [f"labels[{rows * int(wanted[1])}]"])
+    counts = re.search(r"input batch_size \((\d+)\) to match target .*\((\d+)\)", str(error))
+    if counts and int(counts[1]) % rows == 0 and (int(counts[1]) > int(counts[2]) or int(counts[1]) == rows):
+        return NeedsArguments(message, [f"labels[{counts[1]}]"])
+    if counts and "decoder_input_ids" in left_out:  # which it does not make of its labels
+        return NeedsArguments(message, ["decoder_input_ids"])
+    return InvalidInput(message)
 
 
 def _of_another_length(inputs: dict, error: Exception) -> str | None:

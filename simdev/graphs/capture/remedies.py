@@ -22,7 +22,9 @@ from simdev.graphs.capture.packages import (
     TARGET,
     attributes_without_value,
     cause_of,
+    declared_type,
     given_fields,
+    is_switch,
     needed_arguments,
     owner_of,
     package_step,
@@ -166,11 +168,9 @@ def empty_dictionary(target: str, error: BaseException) -> list[tuple[str, str]]
     if not re.search(r"'NoneType' object has no attribute '(get|items|keys|values)'", str(error)):
         return []
     config, given = _config(target)
-    kinds = {
-        name: str(kind) for cls in type(config).__mro__ for name, kind in vars(cls).get("__annotations__", {}).items()
-    }
+    kinds = {name: declared_type(config, name) for name, value in vars(config).items() if value is None}
     names = [name for name, kind in kinds.items() if re.match(r"dict\b(?!.*Config)", kind) and name not in given]
-    chosen = [[(name, "{}")] for name in names if getattr(config, name, 0) is None]
+    chosen = [[(name, "{}")] for name in names]
     return next((fields for fields in chosen if _runs(target, fields)), [])
 
 
@@ -363,6 +363,7 @@ def values_that_run(target: str, unset: list[str]) -> str | None:
         }  # fmt: skip
         names = {field: field.rpartition(".")[2] for field in unset}
         chosen = {field: next(values[kind] for kind in values if re.fullmatch(kind, names[field])) for field in unset}
+        chosen |= {field: False for field in unset if is_switch(*owner_of(config, field, target))}
         fields = [(field, json.dumps(value, separators=(",", ":"))) for field, value in chosen.items()]
         if _runs(target, fields):
             return _with(target, fields)

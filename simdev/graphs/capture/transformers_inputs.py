@@ -56,7 +56,7 @@ def hf_inputs(model, config, batch: int | None, length: int | None, optional: Co
     if not length and getattr(own, "axial_pos_embds", False):  # training takes as many tokens as have a position
         tokens = math.prod(own.axial_pos_shape)
     count = batch or (8 if model.main_input_name == "pixel_values" else 4)
-    if "grid_thw" in takes or ({"spatial_shapes", "pixel_values"} <= takes.keys() and "input_ids" not in takes):
+    if _grid_of(takes) or ({"spatial_shapes", "pixel_values"} <= takes.keys() and "input_ids" not in takes):
         return _patches(model, config, takes, count)
     if model.main_input_name == "past_values":
         return _series(config, takes, batch or 32)
@@ -320,7 +320,8 @@ def _patches(model, config, takes, count: int) -> dict:
     of patches for each image."""
     import torch
 
-    if "grid_thw" not in takes:
+    grid = _grid_of(takes)
+    if not grid:
         return _rows_of_patches(config, takes, count)
     side = 16
     channels: Any = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
@@ -329,8 +330,15 @@ def _patches(model, config, takes, count: int) -> dict:
     reader = first_reader(model, name)
     if isinstance(reader, torch.nn.Linear):
         width = reader.in_features
-    grids = torch.tensor([[1, side, side]] * count)
-    return {name: torch.randn(count * side * side, width), "grid_thw": grids}
+    grids, rows = torch.tensor([[1, side, side]] * count), count * side * side
+    patches = documented_shape(model, name, config.to_dict() | {"num_image_tokens": rows})
+    return {name: torch.randn(*(patches if patches and len(patches) > 2 else (rows, width))), grid: grids}
+
+
+def _grid_of(takes) -> str:
+    """The name of the argument with the grid of each image, which a vision tower needs; nothing without one."""
+    needed = [name for name, item in takes.items() if item.default is item.empty]
+    return "grid_thw" if "grid_thw" in takes else "image_grid_thw" if "image_grid_thw" in needed else ""
 
 
 def _rows_of_patches(config, takes, count: int) -> dict:
@@ -436,8 +444,9 @@ def _images_of_processor(config, inputs: dict) -> list[dict]:
     if images is None or images.dim() != 4 or _size_given(config, _vision_config(config)):
         return []
     size = _size_of_processor(config.model_type)
-    changed = size is not None and size != tuple(images.shape[2:])
-    return [{"pixel_values": torch.randn(*images.shape[:2], *size)}] if changed else []
+    if size is None or size == tuple(images.shape[2:]):
+        return []
+    return [{"pixel_values": torch.randn(*images.shape[:2], *size)}]
 
 
 @functools.cache

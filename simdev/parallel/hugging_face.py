@@ -138,7 +138,7 @@ def configuration(config: Mapping, fields: Mapping, source: str, cls: str) -> tu
     check_numbers(config, source)
     check_numbers(fields, source)
     transformers = _transformers(source)
-    from simdev.graphs.capture.packages import part_of
+    from simdev.graphs.capture.packages import part_of, with_derived
 
     kind = config.get("model_type")
     if kind is not None and not isinstance(kind, str):
@@ -153,7 +153,9 @@ def configuration(config: Mapping, fields: Mapping, source: str, cls: str) -> tu
     except KeyError:
         raise UnknownName("model_type", str(kind), transformers.CONFIG_MAPPING.keys(), source=source) from None
     try:
-        built = config_class.from_dict({key: value for key, value in config.items() if key != "auto_map"})
+        read = {key: value for key, value in config.items() if key != "auto_map"}
+        named = {"num_hidden_layers" if key == "layers" else key: value for key, value in fields.items()}
+        built = with_derived(config_class.from_dict(read), named, lambda new: config_class.from_dict(read | new))
         own = built.get_text_config()
         for path, value in fields.items():
             outer, _, key = path.rpartition(".")

@@ -222,3 +222,18 @@ def test_an_open_switch_is_off_in_an_example_that_runs():
     assert {"vocab_size", "emb_layer_norm_before"} <= set(unset)
     example = values_that_run(model, unset)
     assert example is not None and "vocab_size=64" in example and "emb_layer_norm_before=false" in example
+
+
+def test_what_a_configuration_derives_fits_the_fields_that_are_given():
+    from simdev.graphs.capture.packages import _configured, with_derived
+
+    config = _configured(transformers.LlamaConfig, {"hidden_size": 64, "num_attention_heads": 4}, "here", str)
+    assert (config.head_dim, config.num_key_value_heads) == (16, 4)
+    config = _configured(transformers.LlamaConfig, {"hidden_size": 64, "head_dim": 128}, "here", str)
+    assert (config.hidden_size, config.head_dim) == (64, 128)
+
+    def refuse(own):
+        raise ValueError(own)
+
+    assert with_derived(config, {"hidden_size": 3}, refuse) is config
+    assert with_derived(config, {"text_config.hidden_size": 3}, refuse) is config

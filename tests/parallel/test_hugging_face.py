@@ -84,6 +84,15 @@ def test_fields_of_the_configuration_and_sequences_follow_in_brackets(tmp_path):
     assert find_model("transformers:LlamaForCausalLM[num_hidden_layers=2,hidden_size=64]")[1]["layers"] == 2
 
 
+def test_what_a_configuration_derives_fits_the_fields_in_brackets(tmp_path):
+    """The width of a head follows from that of the model, unless the file gives it."""
+    alone, _ = find_model(written(tmp_path, hidden_size=32))
+    model, _ = find_model(f"{written(tmp_path)}[hidden_size=32]")
+    assert model.function.parameters == alone.function.parameters
+    model, _ = find_model(f"{written(tmp_path, head_dim=16)}[hidden_size=32]")
+    assert model.function.parameters > alone.function.parameters
+
+
 def test_fields_of_an_inner_configuration_follow_with_a_dot():
     name = "transformers:LlavaForConditionalGeneration"
     config = json.loads(find_model(f"{name}[text_config.num_hidden_layers=2,length=32]")[0].function.config)

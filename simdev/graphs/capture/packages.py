@@ -15,7 +15,7 @@ import linecache
 import re
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -643,7 +643,7 @@ def _transformers(target, name, fields, mode, batch, length, given, optional=())
 def _configured(config_class, fields: dict, target: str, read: Callable[[str], bool]):
     """The default configuration of a class with the given ``fields``, of which a model may also ``read`` those that the
     configuration does not name, and with what it leaves open and another field decides."""
-    config = config_class()
+    config = with_derived(config_class(), fields, lambda own: config_class(**own))
     if getattr(config, "prediction_length", 1) is None:  # of a time series; the context is as long
         config = config_class(prediction_length=24)
     own = text_config(config)
@@ -663,6 +663,17 @@ def _configured(config_class, fields: dict, target: str, read: Callable[[str], b
     if len(spoken) == 1 and getattr(config, "default_language", spoken) is None:  # there is no other
         config.default_language = spoken[0]
     return config
+
+
+def with_derived(config, fields: Mapping[str, Any], make: Callable[[dict], Any]):
+    """The configuration that ``make`` makes of those ``fields`` that are fields of ``config`` itself: what the class
+    derives from them, such as the width of a head from that of the model, fits them. ``config`` where the class refuses
+    these fields, or without any."""
+    own = {key: value for key, value in fields.items() if key in vars(config)}
+    try:
+        return make(own) if own else config
+    except Exception:  # of the class's own checks, which speak of fields that are still to be set
+        return config
 
 
 def _has_small_cache(model, config) -> bool:

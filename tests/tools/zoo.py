@@ -229,9 +229,9 @@ def recounted(target: str, held_bytes: int, optional: list[str] | tuple = ()) ->
     for formula in (backward, attend, attend_backward, grouped):
         formula._get_raw = True
     torch.manual_seed(0)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode, values = FakeTensorMode(allow_non_fake_inputs=True), Shadows()  # of small tensors, which models look at
     if held_bytes > MOST_REAL_BYTES:
-        with mode, Shadows(), fake_construction():  # models compute shares of dropped layers in small tensors
+        with mode, values, fake_construction():
             step = package_step(target, optional=optional)[0]()
     else:
         step = package_step(target, optional=optional)[0]()
@@ -251,7 +251,7 @@ def recounted(target: str, held_bytes: int, optional: list[str] | tuple = ()) ->
         return counter.get_total_flops() + sum(again)
 
     if held_bytes > MOST_REAL_BYTES:
-        with mode:
+        with mode, values:
             return counted | {"pytorch_flops": count(step.model, step.inputs)}
     try:
         with FakeCopyMode(mode):

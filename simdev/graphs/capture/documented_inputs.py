@@ -69,6 +69,12 @@ def documented_shapes(model, name: str, sizes: dict) -> list[tuple[int, ...]]:
     return found
 
 
+def number_of(optional: Collection[str], what: str) -> int | None:
+    """The ``N`` of ``what[N]`` among the ``optional`` arguments."""
+    found = (re.fullmatch(rf"{what}\[(\d+)\]", item) for item in optional)
+    return next((int(match[1]) for match in found if match), None)
+
+
 def documented_axes(model, name: str) -> list[str]:
     """What the documentation of the model's forward calls the axes of an argument; nothing if it does not."""
     return next((axes for documented_name, _, axes in _shapes(model) if documented_name == name), [])

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from simdev.graphs.capture.documented_inputs import TOKENS, documented_axes
+from simdev.graphs.capture.documented_inputs import TOKENS, documented_axes, number_of
 
 _ENTRY = re.compile(r"^( *)(\w+)(?: \([^\n]*\))?:(.*(?:\n\1 +.*|\n *$)*)", re.MULTILINE)
 _SHAPE = re.compile(r"(?:^\s*|\bshape )`{1,2}\(([^`]*?),?\)`{1,2}")
@@ -174,16 +174,15 @@ def _of_a_packed_sequence(
 
 def of_a_joint_sequence(model, takes: Mapping, inputs: Mapping[str, Any], optional: Collection[str]) -> dict:
     """What a forward needs beside the numbers of a text's words: the positions of a sequence that has other tokens,
-    too, a mask of it, and no images among the words. The sequence is as long as the text until an error says how long
-    it is (``position_ids[334]`` among the ``optional`` arguments)."""
+    too, a mask of it, and no images among the words. The sequence is as long as the text, unless an error has said how
+    long it is: the ``optional`` arguments then hold ``position_ids[334]``."""
     import torch
 
     needed = [name for name, item in takes.items() if item.default is item.empty and not described_axes(model, name)]
     if not {"input_ids", "position_ids"} <= set(needed) or "input_ids" not in inputs:
         return {}
-    told = (re.fullmatch(r"position_ids\[(\d+)\]", item) for item in optional)
     rows, length = inputs["input_ids"].shape
-    length = next((int(item[1]) for item in told if item), length)
+    length = number_of(optional, "position_ids") or length
     found: dict[str, Any] = {"position_ids": torch.arange(length).repeat(rows, 1)}
     code = inspect.getsource(inspect.unwrap(type(model).forward))
     if "attention_mask" in needed and re.search(r"\battention_mask\.(dim\(\)|ndim) == 3", code):  # for each pair

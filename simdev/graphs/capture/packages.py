@@ -643,9 +643,11 @@ def _transformers(target, name, fields, mode, batch, length, given, optional=())
 def _configured(config_class, fields: dict, target: str, read: Callable[[str], bool]):
     """The default configuration of a class with the given ``fields``, of which a model may also ``read`` those that the
     configuration does not name, and with what it leaves open and another field decides."""
-    config = with_derived(config_class(), fields, lambda own: config_class(**own))
+    config, given = config_class(), dict(fields)
     if getattr(config, "prediction_length", 1) is None:  # of a time series; the context is as long
+        given = {"prediction_length": 24, **given}
         config = config_class(prediction_length=24)
+    config = with_derived(config, given, lambda own: config_class(**own))
     own = text_config(config)
     for mark in ("image_token_index", "video_token_index"):  # of an image or a video among the tokens
         if getattr(config, mark, 1) is None:

@@ -30,6 +30,7 @@ from simdev.graphs.capture.packages import (
     package_step,
     part_of,
     unset_fields,
+    with_derived,
     with_field,
 )
 from simdev.graphs.capture.transformers_inputs import text_config
@@ -391,8 +392,11 @@ def _config(target: str) -> tuple[Any, dict]:
     match = TARGET.fullmatch(target)
     if match is None or match["package"] != "transformers":
         return None, {}
-    config = getattr(sys.modules["transformers"], match["model"]).config_class()
-    given = given_fields(match["fields"], target)
+    make, given = (
+        getattr(sys.modules["transformers"], match["model"]).config_class,
+        given_fields(match["fields"], target),
+    )
+    config = with_derived(make(), given, lambda own: make(**own))
     for path, value in given.items():
         owner, key = owner_of(config, path, target)
         setattr(owner, key, value)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from simdev.errors import InvalidInput
-from simdev.graphs.capture.documented_inputs import TOKENS, documented, documented_shape, documented_shapes
+from simdev.graphs.capture.documented_inputs import TOKENS, documented, documented_shape, documented_shapes, number_of
 from simdev.graphs.capture.readers import JOINED, axes_read, first_reader, gets_tokens, part_that_reads, width_read
 
 A_LOOP_OVER_TOKENS = re.compile(r"for \w+ in range\((seq_?len\w*|sequence_length|hidden_states\.shape\[1\])\)")
@@ -46,7 +46,7 @@ def hf_inputs(model, config, batch: int | None, length: int | None, optional: Co
     import torch
 
     own = text_config(config)
-    length = length or _number_of(optional, "length")
+    length = length or number_of(optional, "length")
     takes = inspect.signature(model.forward).parameters
     usual = 512 if length or not _by_token(model, config) else 16
     most = getattr(own, "max_position_embeddings", None) or usual  # -1: any number
@@ -497,7 +497,7 @@ def hf_labels(model, config, inputs: dict, optional: Collection[str] = ()) -> di
     import torch
 
     takes, name = inspect.signature(model.forward).parameters, type(model).__name__
-    if counted := _number_of(optional, "labels"):
+    if counted := number_of(optional, "labels"):
         inputs.pop("decoder_input_ids", None)  # as before they were counted
         rows = len(next(iter(inputs.values())))
         shape = (rows,) if counted == rows else (rows, counted // rows)
@@ -533,12 +533,6 @@ def hf_labels(model, config, inputs: dict, optional: Collection[str] = ()) -> di
         sizes = _sizes(config, len(ids) // rows_of_one[0], ids.shape[1])
         return {"labels": _in_documented_shape(model, "labels", ids, sizes).clone()}
     return {}
-
-
-def _number_of(optional: Collection[str], what: str) -> int | None:
-    """The ``N`` of ``what[N]`` among the ``optional`` arguments."""
-    found = (re.fullmatch(rf"{what}\[(\d+)\]", item) for item in optional)
-    return next((int(match[1]) for match in found if match), None)
 
 
 def _is_transducer(config, takes) -> bool:

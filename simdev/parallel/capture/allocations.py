@@ -12,7 +12,7 @@ from simdev.graphs.parallel_model import ParallelModel, Part
 from simdev.parallel.capture.fakes import to_fakes
 from simdev.parallel.capture.record import RankRecorder
 from simdev.parallel.capture.ring import ring_attention
-from simdev.parallel.capture.stage import Options, StageRun, fake_process_group, keep_recorded, program_of
+from simdev.parallel.capture.stage import Options, StageRun, fake_process_group, keep_recorded, local_of, program_of
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.passes import STEP
 
@@ -97,7 +97,7 @@ def record(
 
 
 def _local_bytes(tensor) -> int:
-    local = getattr(tensor, "_local_tensor", tensor)
+    local = local_of(tensor)
     return local.numel() * local.element_size()
 
 

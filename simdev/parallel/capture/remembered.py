@@ -1,7 +1,8 @@
 """Runs an op on fake tensors, or repeats what it did to others of the same shapes.
 
-PyTorch's own mode keeps results, too, but to name one takes it longer than all else in a capture. A :class:`Result` is
-kept of ops that make new tensors, or overwrite their arguments, as shapes, strides and data types say; not of views.
+The fake mode of PyTorch keeps results, too, but spends half of its time on the names under which it finds them. Here
+a :class:`Result` is kept under shapes, strides and data types. Ops that make new tensors or overwrite their arguments
+have one; views are computed anew.
 """
 
 from __future__ import annotations
@@ -82,10 +83,12 @@ def run(func, args: tuple, kwargs: dict) -> tuple[Any, Result | None]:
 def _is_kept(func) -> bool:
     """Whether the results of an op follow from shapes, and share memory with no argument that it leaves as it is."""
     schema = func._schema
-    if func.namespace != "aten" or func._opname in OTHERS or any(tag in func.tags for tag in TAGS):
+    if func.namespace != "aten" or func._opname in OTHERS or not schema.arguments:
+        return False
+    if any(tag in func.tags for tag in TAGS):
         return False
     aliases = [one.alias_info for one in (*schema.arguments, *schema.returns) if one.alias_info is not None]
-    return all(one.is_write for one in aliases) and [str(one.type) in TENSORS for one in schema.arguments[:1]] == [True]
+    return all(one.is_write for one in aliases) and str(schema.arguments[0].type) in TENSORS
 
 
 def _key(func, args: tuple, kwargs: dict) -> tuple | None:

@@ -503,9 +503,9 @@ class StageRun:
         """Build inputs and the optimizer with its state, before anything is recorded; returns the optimizer."""
         module, recorder = self.stage.module, self.recorder
         for tensor in (*module.parameters(), *module.buffers()):
-            recorder.see(_local(tensor))
+            recorder.see(local_of(tensor))
         optimizer = self.stage.optimizer(module)
-        self._count = sum(_local(p).numel() for p in module.parameters())
+        self._count = sum(local_of(p).numel() for p in module.parameters())
         self._warm(optimizer, module)
         self._batches = [self.stage.inputs() for _ in range(microbatches)]
         return optimizer
@@ -526,7 +526,7 @@ class StageRun:
         base, self._begin = self.recorder.live_bytes, len(self.recorder.entries)
         output = self.stage.module(*inputs)
         self._cut(kind, base, state)
-        self._output_bytes = _local(output).numel() * _local(output).element_size()
+        self._output_bytes = local_of(output).numel() * local_of(output).element_size()
         return output, inputs
 
     def _gradient(self, part: Part, output):
@@ -551,12 +551,12 @@ class StageRun:
         import torch
 
         state = sum(
-            _local(t).numel() * _local(t).element_size()
+            local_of(t).numel() * local_of(t).element_size()
             for s in optimizer.state.values()
             for t in s.values()
             if isinstance(t, torch.Tensor)
         )
-        weights = sum(_local(p).numel() * _local(p).element_size() for p in self.stage.module.parameters())
+        weights = sum(local_of(p).numel() * local_of(p).element_size() for p in self.stage.module.parameters())
         return weights + state, self._output_bytes, self._count
 
     def _warm(self, optimizer, module) -> None:
@@ -600,5 +600,6 @@ def _shard_unit(module, mesh: Mesh) -> int:
     return unit
 
 
-def _local(tensor):
-    return getattr(tensor, "_local_tensor", tensor)  # to_local() makes a view, for autograd
+def local_of(tensor):
+    """The part of a tensor that this rank holds."""
+    return getattr(tensor, "_local_tensor", tensor)  # tolocal_of() makes a view, for autograd

@@ -9,6 +9,7 @@ from simdev.planners.evaluate import Evaluator
 from simdev.planners.job import Choice, Job
 from simdev.planners.outcome import Outcome, plot_meshes
 from simdev.planners.planner import PlannerSpec, find_planner, planner, planners
+from simdev.planners.proof import Proof, prove
 
 __all__ = [
     "Choice",
@@ -17,8 +18,10 @@ __all__ = [
     "Outcome",
     "PlanBudget",
     "PlannerSpec",
+    "Proof",
     "find_planner",
     "planner",
     "planners",
     "plot_meshes",
+    "prove",
 ]

@@ -110,23 +110,33 @@ def job_bound_ns(shared: SharedByPlans) -> int:
     microbatch keeps for its backward pass exceeds the capacity.
     """
     least = inf
+    for _, bound in choice_bounds_ns(shared, lambda: least):
+        least = min(least, bound)
+    return 0 if least == inf else int(least)
+
+
+def choice_bounds_ns(shared: SharedByPlans, below: Callable[[], float]) -> Iterator[tuple[Choice, float]]:
+    """Choices of the job, and step times that they cannot beat, with any division of the layers. Those that cannot fit
+    are left out. A bound that is not less than ``below()``, which may fall meanwhile, need not be as large as it could
+    be."""
     groups: dict[tuple, list[Choice]] = {}
     for choice in shared.job.choices():
         groups.setdefault((*(choice.mesh[axis] for axis in ("cp", "ep", "tp")), choice.recompute), []).append(choice)
     for group in groups.values():
         for _, same in groupby(sorted(group, key=_size), key=_size):
-            bounds = list(_choice_bounds(shared, list(same), least))
+            bounds = list(_choice_bounds(shared, list(same), below()))
             if not bounds:
                 break
-            least = min(least, *bounds)
-    return 0 if least == inf else int(least)
+            yield from bounds
 
 
 def _size(choice: Choice) -> int:
     return choice.microbatch
 
 
-def _choice_bounds(shared: SharedByPlans, choices: list[Choice], below: float) -> Iterator[float]:
+def _choice_bounds(
+    shared: SharedByPlans, choices: list[Choice], below: float
+) -> Iterator[tuple[Choice, float]]:
     """Bounds of the choices that fit, which have the same microbatch, recomputation and split of a layer. A bound that
     is not less than ``below`` need not be as large as it could be."""
     job, model = shared.job, shared.job.model
@@ -150,7 +160,7 @@ def _choice_bounds(shared: SharedByPlans, choices: list[Choice], below: float) -
             whole = once(_whole, choice, mesh, key=(mesh,))
             bound, exchanged = _whole_bound(job, choice, whole), float(whole.exchanged_bytes)
         if bound < inf:
-            yield max(bound, _exchange_ns(job, choice, exchanged))
+            yield choice, max(bound, _exchange_ns(job, choice, exchanged))
 
 
 def small_mesh(mesh: Mesh) -> Mesh:

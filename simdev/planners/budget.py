@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from simdev.errors import BudgetExhausted, Unsupported
+from simdev.planners.bounds import choice_bounds_ns
 from simdev.planners.estimate import Estimate
 from simdev.planners.evaluate import Evaluator
 from simdev.planners.job import Choice
@@ -79,6 +80,20 @@ class PlanBudget:
                 break
         return found
 
+    def bounds(self, below_ns: float) -> dict[Choice, float]:
+        """Step times that the choices of the job cannot beat (:func:`simdev.planners.bounds.choice_bounds_ns`), which
+        cost no evaluation. Choices that cannot fit are left out. Raises :class:`BudgetExhausted` if the seconds are
+        used up before the last one."""
+        found = {}
+        self._begin("bounding", sum(1 for _ in self.job.choices()))
+        for choice, bound in choice_bounds_ns(self.evaluator, lambda: below_ns):
+            found[choice] = bound
+            self.done += 1
+            self.tell(self.used, self.best)
+            if self.elapsed >= self.seconds:
+                raise BudgetExhausted(f"{self.seconds:g} seconds were over after {self.used} plans")
+        return found
+
     def _begin(self, phase: str, total: int) -> None:
         self.phase, self.done, self.total, self.phase_began = phase, 0, total, time.monotonic()
 
@@ -106,6 +121,11 @@ class PlanBudget:
             if self.elapsed >= self.seconds:
                 break
         return [self.tried[choice] for choice in choices if choice in self.tried]
+
+    def screen_no_more(self) -> None:
+        """Forget the plans that were not captured because of an estimate, and capture all from now on."""
+        self.screen = False
+        self.tried = {choice: one for choice, one in self.tried.items() if one.bound_ns}
 
     def _outcomes(self, choices: list[Choice]) -> Iterator[Outcome]:
         """The outcomes of choices, in order."""

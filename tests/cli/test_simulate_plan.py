@@ -177,10 +177,23 @@ def test_the_best_plans_and_a_configuration(tmp_path):
     assert best["name"] in text.stdout
 
 
+def test_it_is_proven_that_no_plan_is_quicker():
+    pytest.importorskip("torch")
+    job = ["plan", GPT, "dgx-a100", "--batch", "16", "--microbatch", "1,2", "--recompute", "none", "-j", "1"]
+    proven, grid = (json.loads(run(*job, "--json", *more).stdout) for more in (["--prove", "0"], ["-p", "grid"]))
+    assert proven["plans"][0]["step_time_s"] == grid["plans"][0]["step_time_s"] and "proof" not in grid
+    assert proven["proof"]["plans"] == grid["simulated"] > proven["simulated"]
+    rule = run(*job, "-p", "ddp", "--prove", "0.02", "--evaluations", "1").stdout
+    assert re.search(r"Not proven: \d+ of the \d+ plans of this space may take more than 2% less time \(", rule)
+    rule = run(*job, "-p", "ddp", "--prove", "0.02").stdout
+    assert re.search(r"Proven: none of the \d+ plans of this space takes more than 2% less time \(", rule)
+
+
 @pytest.mark.parametrize(
     "more, message",
     [
         (["--planner", "megaton"], "megatron"),
+        (["--prove", "1"], "--prove: expected a share from 0 to less than 1, got 1"),
         (["--write", "titan"], "torchtitan"),
         (["--microbatch", "two"], "--microbatch"),
         (["--microbatch", "0"], "--microbatch: expected whole numbers from 1 on, got '0'"),

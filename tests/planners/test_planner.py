@@ -18,7 +18,7 @@ from simdev.errors import BudgetExhausted, InvalidInput, UnknownName, Unsupporte
 from simdev.parallel import Mesh, load_cluster
 from simdev.parallel.capture import kept
 from simdev.parallel.orders import pipeline_order
-from simdev.planners import Choice, Evaluator, PlanBudget, PlannerSpec, evaluate, find_planner, planners
+from simdev.planners import Choice, Evaluator, Outcome, PlanBudget, PlannerSpec, evaluate, find_planner, planners, prove
 from simdev.planners.bounds import ONE_STAGE, PRECISION, job_bound_ns, small_mesh
 from simdev.planners.evaluate import WorkersLost, extrapolated
 from simdev.planners.figures import demand, other_sizes
@@ -127,6 +127,39 @@ def test_no_plan_beats_the_bound_of_the_job(tiny_job, tiny_evaluator):
     uneven = Choice(Mesh({"pp": 2, "dp_replicate": 2}), 2, stage_layers=(3, 1))
     assert 0.2 * min(steps) < bound <= min(steps)
     assert bound <= tiny_evaluator.outcome(uneven).step_ns
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.02, 0.3])
+@pytest.mark.parametrize("room", [None, 6.0e7])
+def test_what_is_proven_holds_of_every_plan(gain, room, tiny_job):
+    """The best plan is found from the worst one that fits, and those that bounds exclude are no better."""
+    job = tiny_job
+    if room is not None:
+        kind = replace(job.cluster.kind, memory_bytes=int(room))
+        job = job.with_changes(cluster=replace(job.cluster, kind=kind))
+    evaluator = Evaluator(job)
+    found = [one for one in map(evaluator.outcome, job.choices()) if one.fits]
+    assert 4 < len(found) < sum(1 for _ in job.choices()) if room else len(found) > 20
+    worst, budget = max(found), PlanBudget(evaluator)
+    proof = prove(budget, worst, gain)
+    best = budget.best
+    assert min(found).step_ns >= (1 - gain) * best.step_ns
+    assert gain or best.step_ns == min(found).step_ns
+    assert proof.left == 0 and proof.plans == proof.excluded + proof.simulated == sum(1 for _ in job.choices())
+    assert budget.used < proof.plans
+    short = PlanBudget(evaluator, evaluations=1)
+    assert prove(short, worst, 0.0).left > 0 and short.used == 1
+    assert prove(PlanBudget(evaluator, seconds=1e-9), worst, gain).left == proof.plans
+
+
+def test_a_plan_that_was_only_estimated_to_be_too_large_proves_nothing(tiny_job, tiny_evaluator, monkeypatch):
+    best = min(tiny_evaluator.outcome(choice) for choice in tiny_job.choices())
+    absent = Outcome(best.choice, None, 1, (1,))
+    monkeypatch.setattr(tiny_evaluator, "hopeless", lambda choice: absent if choice == best.choice else None)
+    budget = PlanBudget(tiny_evaluator, screen=True)
+    assert not budget.evaluate(best.choice).fits
+    worst = max(tiny_evaluator.outcome(choice) for choice in tiny_job.choices())
+    assert prove(budget, worst, 0.0).left == 0 and budget.best.step_ns == best.step_ns
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "looped-bfs"])

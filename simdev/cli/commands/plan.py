@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,7 +31,7 @@ from simdev.cli.tables import print_json, print_table
 from simdev.errors import BudgetExhausted, InvalidInput, UnknownName, Unsupported, counted
 
 if TYPE_CHECKING:
-    from simdev.planners import Choice, Job, PlanBudget, PlannerSpec
+    from simdev.planners import Choice, Job, PlanBudget, PlannerSpec, Proof
 
 SPACES = ("node", "wide")
 
@@ -71,6 +72,13 @@ def plan(
     ] = "node",
     evaluations: Annotated[int | None, typer.Option(help="Plans to simulate at most.")] = None,
     seconds: Annotated[float | None, typer.Option(help="Seconds to search at most.")] = None,
+    prove: Annotated[
+        float | None,
+        typer.Option(
+            help="Then prove that no plan of the space is quicker by this share (0.02: 2 %): simulate all that may be, by "
+            "their bounds."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of planners that draw at random.")] = 0,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Plans at a time (default: one per core).")] = None,
     top: Annotated[int, typer.Option(help="How many plans to print.")] = 6,
@@ -115,6 +123,8 @@ def plan(
     for option, given in (("--evaluations", evaluations), ("--jobs", jobs), ("--top", top)):
         if given is not None and given < 1:
             raise InvalidInput(f"expected a whole number from 1 on, got {given}", source=option)
+    if prove is not None and not 0 <= prove < 1:
+        raise InvalidInput(f"expected a share from 0 to less than 1, got {prove:g}", source="--prove")
     tokens, seconds = positive(tokens, "--tokens"), positive(seconds, "--seconds")
     price = positive(price, "--price")
     spec, params = find_planner(planner)
@@ -148,6 +158,9 @@ def plan(
             screen=True,
         )
         choice = _searched(spec, params, job, budget, seed)
+        proof = _proved(budget, choice, prove) if prove is not None else None
+        if proof and budget.best is not None:
+            choice = budget.best.choice
         best = evaluator.outcome(choice, always=True)
         others = [o for o in sorted(budget.tried.values()) if o.choice != choice and o.step_ns is not None]
         helps = what_helps(job, budget, best)
@@ -169,16 +182,17 @@ def plan(
         text = writer(job, choice) if writer else None
     except Unsupported as error:
         if not as_json:  # a search takes minutes, and its table is the answer, too
-            _print(job, rows, budget, helps, sizes, price)
+            _print(job, rows, budget, proof, helps, sizes, price)
         raise Unsupported(f"{error}; {_who_can(write, job, choice)}") from None
     if out is not None:
         _keep(out, text, job, choice, rows[0])
     if as_json:
         document = {"model": model, "cluster": cluster, "batch": batch, "ranks": job.ranks, "planner": planner}
         document |= {"estimated": len(budget.estimated), "simulated": budget.used, "plans": rows}
+        document |= {"proof": asdict(proof)} if proof else {}
         print_json({**document, "what_helps": helps, "sizes": sizes, "configuration": text})
         return
-    _print(job, rows, budget, helps, sizes, price)
+    _print(job, rows, budget, proof, helps, sizes, price)
     if text is not None and out is None:
         print(f"\n{text}", end="")
 
@@ -202,6 +216,19 @@ def _searched(spec: PlannerSpec, params: dict, job: Job, budget: PlanBudget, see
         raise InvalidInput(message, source=f"planner {spec.name}") from None
     except Unsupported as error:
         raise Unsupported(f"{error}{why_none_fits(job, budget)}") from None
+
+
+def _proved(budget: PlanBudget, choice: Choice, gain: float) -> Proof | None:
+    """What is proven of the planner's answer, or of a better plan that was found meanwhile; nothing of a plan that does
+    not fit, or after Ctrl-C."""
+    from simdev.planners import prove
+
+    best = budget.evaluator.outcome(choice, exact=False)
+    try:
+        return prove(budget, best, gain) if best.fits else None
+    except KeyboardInterrupt:
+        print("simdev: interrupted; nothing is proven of the best plan so far", file=sys.stderr)
+        return None
 
 
 def _who_can(write: str | None, job: Job, choice: Choice) -> str:
@@ -258,7 +285,13 @@ def _writer(write: str | None):
 
 
 def _print(
-    job: Job, rows: list[dict], budget: PlanBudget, helps: list[str], sizes: list[dict], price: float | None
+    job: Job,
+    rows: list[dict],
+    budget: PlanBudget,
+    proof: Proof | None,
+    helps: list[str],
+    sizes: list[dict],
+    price: float | None,
 ) -> None:
     estimated = f"{counted(len(budget.estimated), 'plan')} estimated, " if budget.estimated else ""
     size = f"{counted(job.ranks, 'GPU')}, {counted(job.batch, 'sequence')} in a step"
@@ -288,6 +321,8 @@ def _print(
     gap = rows[0]["step_time_s"] / rows[0]["bound_s"] - 1
     same = "these stages" if "stage_meshes" in rows[0]["plan"] else "this mesh, microbatch, recomputation, resharding"
     print(f"No plan with {same} can be more than {gap:.1%} faster.")
+    if proof:
+        print(_in_words(proof))
     for note in job.model.notes:
         print(f"Not offered: {note}.")
     if helps:
@@ -295,6 +330,16 @@ def _print(
     for sentence in helps:
         print(f"  {sentence}")
     _print_sizes(job, sizes)
+
+
+def _in_words(proof: Proof) -> str:
+    """What is proven, in a sentence."""
+    how = f"{proof.excluded:,} cannot by their bounds of time and memory, {proof.simulated:,} were simulated"
+    less = f"more than {100 * proof.gain:g}% less time" if proof.gain else "less time"
+    several = counted(proof.plans, "plan")
+    if proof.left:
+        return f"Not proven: {proof.left:,} of the {several} of this space may take {less} ({how})."
+    return f"Proven: none of the {several} of this space takes {less} ({how})."
 
 
 def _unit(job) -> str:

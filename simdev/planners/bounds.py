@@ -109,34 +109,34 @@ def job_bound_ns(shared: SharedByPlans) -> int:
     evenly, and a mesh cannot hold them if the mean over its ranks of parameters, optimizer state and what one
     microbatch keeps for its backward pass exceeds the capacity.
     """
-    least = inf
-    for _, bound in choice_bounds_ns(shared, lambda: least):
-        least = min(least, bound)
+    least = min((bound for _, bound in choice_bounds_ns(shared)), default=inf)
     return 0 if least == inf else int(least)
 
 
-def choice_bounds_ns(shared: SharedByPlans, below: Callable[[], float]) -> Iterator[tuple[Choice, float]]:
-    """Choices of the job, and step times that they cannot beat, with any division of the layers. Those that cannot fit
-    are left out. A bound that is not less than ``below()``, which may fall meanwhile, need not be as large as it could
-    be."""
+def choice_bounds_ns(shared: SharedByPlans, below: float | None = None) -> Iterator[tuple[Choice, float]]:
+    """Each choice of the job, and a step time that it cannot beat, with any division of its layers; infinite for one
+    that cannot fit. A bound that is not less than ``below`` (without one, the least that was given before) need not be
+    as large as it could be."""
+    least = inf
     groups: dict[tuple, list[Choice]] = {}
     for choice in shared.job.choices():
         groups.setdefault((*(choice.mesh[axis] for axis in ("cp", "ep", "tp")), choice.recompute), []).append(choice)
     for group in groups.values():
+        fits = True
         for _, same in groupby(sorted(group, key=_size), key=_size):
-            bounds = list(_choice_bounds(shared, list(same), below()))
-            if not bounds:
-                break
-            yield from bounds
+            choices = list(same)
+            bounds = dict(_choice_bounds(shared, choices, least if below is None else below)) if fits else {}
+            fits = bool(bounds)
+            for choice in choices:
+                least = min(least, bounds.get(choice, inf))
+                yield choice, bounds.get(choice, inf)
 
 
 def _size(choice: Choice) -> int:
     return choice.microbatch
 
 
-def _choice_bounds(
-    shared: SharedByPlans, choices: list[Choice], below: float
-) -> Iterator[tuple[Choice, float]]:
+def _choice_bounds(shared: SharedByPlans, choices: list[Choice], below: float) -> Iterator[tuple[Choice, float]]:
     """Bounds of the choices that fit, which have the same microbatch, recomputation and split of a layer. A bound that
     is not less than ``below`` need not be as large as it could be."""
     job, model = shared.job, shared.job.model

@@ -82,11 +82,10 @@ class PlanBudget:
 
     def bounds(self, below_ns: float) -> dict[Choice, float]:
         """Step times that the choices of the job cannot beat (:func:`simdev.planners.bounds.choice_bounds_ns`), which
-        cost no evaluation. Choices that cannot fit are left out. Raises :class:`BudgetExhausted` if the seconds are
-        used up before the last one."""
+        cost no evaluation. Raises :class:`BudgetExhausted` if the seconds are used up before the last one."""
         found = {}
         self._begin("bounding", sum(1 for _ in self.job.choices()))
-        for choice, bound in choice_bounds_ns(self.evaluator, lambda: below_ns):
+        for choice, bound in choice_bounds_ns(self.evaluator, below_ns):
             found[choice] = bound
             self.done += 1
             self.tell(self.used, self.best)

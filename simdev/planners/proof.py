@@ -1,8 +1,8 @@
 """Proves that no plan of a job's space is much quicker than a given one: by bounds, and by simulating what they leave.
 
-Each choice of the job (:meth:`simdev.planners.job.Job.choices`) has a bound, which holds however its layers are divided
-(:mod:`simdev.planners.bounds`). A choice that cannot fit by its bound of memory, or cannot be quicker by ``gain``, needs
-no simulation. The others are simulated, in the order of their estimates.
+Each choice of the job (:meth:`simdev.planners.job.Job.choices`) has a bound, which holds however its layers are
+divided (:mod:`simdev.planners.bounds`). A choice that cannot fit, by its bound of memory, or cannot be quicker by
+``gain`` needs no simulation. The others are simulated, in the order of their estimates.
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ def prove(budget: PlanBudget, best: Outcome, gain: float) -> Proof:
     """
     if budget.best is None or best < budget.best:
         budget.best = best
-    plans = sum(1 for _ in budget.job.choices())
     budget.screen_no_more()  # estimates of memory prove nothing
     try:
         bounds = budget.bounds((1 - gain) * budget.best.time_ns)
     except BudgetExhausted:
-        return Proof(gain, plans, 0, 0, plans)
+        return Proof(gain, budget.total, 0, 0, budget.total)
 
     def order(choice):
         known = budget.estimated.get(choice)
@@ -59,4 +58,4 @@ def prove(budget: PlanBudget, best: Outcome, gain: float) -> Proof:
     quicker = list(filter(may_be_quicker, bounds))
     simulated = [budget.tried[choice] for choice in quicker if choice in budget.tried]
     known = sum(one.step_ns is not None or one.overflow_bytes > 0 for one in simulated)
-    return Proof(gain, plans, plans - len(quicker), known, len(quicker) - known)
+    return Proof(gain, len(bounds), len(bounds) - len(quicker), known, len(quicker) - known)

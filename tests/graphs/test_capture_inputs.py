@@ -730,6 +730,9 @@ def test_an_open_field_is_no_argument_that_is_missing(monkeypatch):
 
     monkeypatch.setattr(sys.modules["transformers"], "ChoosesModel", ChoosesModel, raising=False)
     small = "n_layer=1,n_embd=8,n_head=2,vocab_size=20,n_positions=16"
+    graph = capture_package(f"transformers:ChoosesModel[{small}]")
+    assert "it has best=1, which is made up)" in graph.meta["inputs_from"] and "optional_inputs" not in graph.meta
+    monkeypatch.setattr("simdev.graphs.capture.remedies.values_that_run", lambda target, unset: None)
     with pytest.raises(InvalidInput, match=r"topk.* reads .*best|leaves best open") as refused:
         capture_package(f"transformers:ChoosesModel[{small}]")
     assert "attention_mask" not in refused.value.message
@@ -754,7 +757,7 @@ def test_a_model_without_an_output_to_train_is_captured_without_training(monkeyp
     assert capture_package("diffusers:CodesModel", mode="inference").meta["flops"] > 0
 
 
-def test_a_refusal_names_fields_with_which_a_step_runs(monkeypatch):
+def test_fields_without_a_default_get_small_values_with_which_the_step_runs(monkeypatch):
     diffusers = pytest.importorskip("diffusers")
     from simdev.errors import InvalidInput
     from simdev.graphs.capture import capture_package
@@ -779,8 +782,10 @@ def test_a_refusal_names_fields_with_which_a_step_runs(monkeypatch):
         assert (
             fields_that_run("diffusers:OpenModel[in_channels=6]") == "diffusers:OpenModel[in_channels=6,patch_size=2]"
         )
-        with pytest.raises(InvalidInput, match=r"diffusers:OpenModel\[in_channels=32,patch_size=2\]"):
-            capture_package("diffusers:OpenModel")
+        graph = capture_package("diffusers:OpenModel")
+        assert graph.meta["source"] == "diffusers:OpenModel[in_channels=32,patch_size=2]"
+        assert graph.meta["parameters"] == 33 * 16
+        assert graph.meta["inputs_from"].endswith("it has in_channels=32,patch_size=2, which is made up)")
     assert capture_package(fields_that_run("diffusers:OpenModel")).meta["parameters"] == 33 * 16
 
     class Never(Open):
@@ -789,6 +794,8 @@ def test_a_refusal_names_fields_with_which_a_step_runs(monkeypatch):
 
     monkeypatch.setattr(diffusers, "OpenModel", Never, raising=False)
     assert fields_that_run("diffusers:OpenModel") is None
+    with pytest.raises(InvalidInput, match="its defaults make no model"):
+        capture_package("diffusers:OpenModel")
 
 
 def test_a_model_has_the_fewest_parts_with_which_its_step_runs(monkeypatch):

@@ -152,7 +152,12 @@ def test_all_fields_that_a_configuration_lacks_are_named_at_once(monkeypatch):
     monkeypatch.setattr(sys.modules["transformers"], "Wide", Wide, raising=False)  # it replaces itself as it loads
     small = "num_hidden_layers=1,hidden_size=32,intermediate_size=32,num_attention_heads=2,num_key_value_heads=2"
     target = f"transformers:Wide[vocab_size=50,{small}]"
-    with pytest.raises(InvalidInput, match=r"leaves first_width, second_width, third_width open.*third_width=1\], for"):
+    graph = capture_package(target, length=8)
+    fields = "first_width=1,second_width=1,third_width=1"
+    assert graph.meta["source"] == f"{target[:-1]},{fields}]" and fields in graph.name
+    assert f"makes no model; it has {fields}, which is made up)" in graph.meta["inputs_from"]
+    monkeypatch.setattr("simdev.graphs.capture.remedies.values_that_run", lambda target, unset: None)
+    with pytest.raises(InvalidInput, match=r"leaves first_width, second_width, third_width open.*third_width=\.\.\.\]"):
         capture_package(target, length=8)
     given = f"{target[:-1]},first_width=2,second_width=4,third_width=8]"
     assert capture_package(given, length=8).meta["flops"] > 0

@@ -75,8 +75,8 @@ def plan(
     prove: Annotated[
         float | None,
         typer.Option(
-            help="Then prove that no plan of the space is quicker by this share (0.02: 2 %): simulate all that may be, by "
-            "their bounds."
+            help="Then prove that no plan of the space is quicker by this share (0.02: 2 %): simulate all that may be, "
+            "by their bounds."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of planners that draw at random.")] = 0,
@@ -411,7 +411,7 @@ class _Progress:
             left.append(self.seconds - (now - self.begin))
         # Estimates of one split of a layer wait for its captures together: one tenth of all says more than one plan.
         # How many batches of plans will be simulated, nobody knows beforehand.
-        if budget.phase == "estimating" and budget.done >= max(MEANT, budget.total / 10):
+        if budget.phase != "simulating" and budget.done >= max(MEANT, budget.total / 10):
             left.append((now - budget.phase_began) / budget.done * (budget.total - budget.done))
         figure = f"best {best.choice}: {best.step_ns / 1e9:.4g} s" if best else "none fits yet"
         rest = in_words(min(left)) if left else ""

@@ -158,7 +158,8 @@ def capture_package(
 ) -> ComputationGraph:
     """Capture a model of an installed package by its id, such as ``timm:resnet50``; ``choices`` are those of
     :func:`simdev.graphs.capture.packages.package_step`. A model that uses arguments which it may be called without is
-    captured again with them, one whose default configuration fails with the fields that its error asks for."""
+    captured again with them, one whose default configuration fails with the fields that its error asks for, or with
+    small values of those that are open. The graph's meta (``source``, ``inputs_from``) and its name say so."""
     need_torch()
     from simdev.graphs.capture.packages import needed_arguments, package_step, whole_layers, with_field
 
@@ -178,17 +179,34 @@ def capture_package(
         if follows := fields_that_follow(target, error):
             whole = functools.reduce(lambda id, field: with_field(id, *field), follows, target)
             graph = capture_package(whole, name=name, allow_empty=allow_empty, unroll=unroll, **choices)
-            given = ",".join(f"{field}={value}" for field, value in follows)
-            graph.meta["inputs_from"] += f" (the model has {given}, without which its default configuration fails)"
+            graph.meta["inputs_from"] += (
+                f" (the model has {_more_fields(target, whole)}, without which its default configuration fails)"
+            )
             return graph
-        raise _refusal(target, error, bool(choices.get("inputs"))) from error
+        refusal, example = _refusal(target, error, bool(choices.get("inputs")))
+        if example is None:
+            raise refusal from error
+        try:
+            graph = capture_package(example, name=name, allow_empty=allow_empty, unroll=unroll, **choices)
+        except (InvalidInput, Unsupported):
+            raise refusal from error
+        graph.meta["inputs_from"] += (
+            f" (its default configuration makes no model; it has {_more_fields(target, example)}, which is made up)"
+        )
+        return graph
     if dropped := whole_layers(target):
         graph.meta["whole_layers"] = dropped
     return _on_gpu(graph, unroll)
 
 
-def _refusal(target: str, error: InvalidInput, inputs_given: bool) -> InvalidInput | Unsupported:
-    """The ``error`` of a package's model, with what to do about it."""
+def _more_fields(target: str, whole: str) -> str:
+    """The fields that ``whole``, the id of a model, has more than ``target``, which are its last ones."""
+    return whole[len(target.removesuffix("]")) + 1 : -1]
+
+
+def _refusal(target: str, error: InvalidInput, inputs_given: bool) -> tuple[InvalidInput | Unsupported, str | None]:
+    """The ``error`` of a package's model, with what to do about it; and the id of a model whose step runs, where fields
+    have no values, and small ones make it whole."""
     from simdev.graphs.capture.build import BuildFailed
     from simdev.graphs.capture.packages import (
         GIVE,
@@ -199,11 +217,11 @@ def _refusal(target: str, error: InvalidInput, inputs_given: bool) -> InvalidInp
         unset_fields,
         with_field,
     )
-    from simdev.graphs.capture.remedies import missing_package, with_example
+    from simdev.graphs.capture.remedies import example_of, missing_package
     from simdev.graphs.capture.run import MOST_REAL_BYTES
 
-    def refused(message: str) -> InvalidInput:
-        return InvalidInput(message, source=error.source, field=error.field)
+    def refused(message: str, example: str | None = None) -> tuple[InvalidInput, str | None]:
+        return InvalidInput(message, source=error.source, field=error.field), example
 
     if "smaller model" in error.message and target.startswith("transformers"):
         fewer = smaller_model(target, MOST_REAL_BYTES)
@@ -215,20 +233,20 @@ def _refusal(target: str, error: InvalidInput, inputs_given: bool) -> InvalidInp
     if keys := keys_read(cause):
         return refused(f"{error.message}{keys}")
     if absent := missing_package(cause):
-        return Unsupported(f"{target} needs the package {absent}")
+        return Unsupported(f"{target} needs the package {absent}"), None
     if inputs_given or "=..." in error.message or "in brackets" in error.message:
-        return error if inputs_given else refused(with_example(error.message, target))
+        return error, None if inputs_given else example_of(target)
     unset = unset_fields(target, cause)
     fields = fields_read(target, cause)
     if "may not fit" in error.message and fields and not unset:
         return refused(f"{error.message}; or give other fields of its configuration in brackets{fields}")
     if "--" in error.message and not unset:
-        return error
+        return error, None
     if unset:
         whole = functools.reduce(with_field, unset, target)
         named = ", ".join(unset) if len(unset) < 4 else f"{len(unset)} fields"
         asked = f"{error.message}; its configuration leaves {named} open: capture {whole}"
-        return refused(with_example(asked, target, unset))
+        return refused(asked, example_of(target, unset))
     if isinstance(error.__cause__, BuildFailed) and target.startswith(("transformers", "diffusers")):
         return refused(f"{error.message}; give other fields of its configuration in brackets{fields}")
     remedy = f"if the inputs that simdev makes up do not fit, {GIVE}"

@@ -294,14 +294,10 @@ def _around(config, name: str) -> int | float | None:
     return values.pop() if len(values) == 1 else None
 
 
-def with_example(message: str, target: str, unset: list[str] | None = None) -> str:
-    """A ``message`` that asks for fields (``unset``, of transformers), with the id of a model whose step runs in place
-    of one whose fields have no values, or behind it."""
-    found = fields_that_run(target) if target.startswith("diffusers:") else values_that_run(target, unset or [])
-    if found is None:
-        return message
-    blank = re.compile(r"capture \S+\[\S*=\.\.\.\S*\]$")
-    return blank.sub(f"capture {found}, for example", message) if blank.search(message) else f"{message}; {found} runs"
+def example_of(target: str, unset: list[str] | None = None) -> str | None:
+    """The id of a model whose step runs, with small values of the fields that its class leaves open (``unset``, of
+    transformers); None if none was found."""
+    return fields_that_run(target) if target.startswith("diffusers:") else values_that_run(target, unset or [])
 
 
 def fields_that_run(target: str) -> str | None:

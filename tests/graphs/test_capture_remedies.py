@@ -237,3 +237,14 @@ def test_what_a_configuration_derives_fits_the_fields_that_are_given():
 
     assert with_derived(config, {"hidden_size": 3}, refuse) is config
     assert with_derived(config, {"text_config.hidden_size": 3}, refuse) is config
+
+
+def test_an_open_field_is_named_that_reaches_the_code_as_an_argument():
+    from simdev.graphs.capture.packages import package_step, unset_fields
+
+    model = "transformers:PPOCRV6MediumDetModel"
+    if not hasattr(transformers, model.partition(":")[2]):
+        pytest.skip("this release of transformers does not have the model")
+    with pytest.raises(TypeError, match="NoneType") as failed:
+        package_step(model)[0]()
+    assert unset_fields(model, failed.value) == ["intraclass_block_config"]

@@ -251,9 +251,10 @@ def _unset(target: str, error: BaseException) -> list[str]:
         return [".".join([*inside[:1], error.name])]
     if "NoneType" in str(error) or str(error).startswith("empty() takes"):  # which is how it says that a size is None
         inside = str(Path(transformers.__file__).parent)
-        codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-        code = [code for code in codes if code.co_filename.startswith(inside)][-1:]
-        named += [name for one in code for name in (*one.co_names, *one.co_consts) if isinstance(name, str)]
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        for frame in [one for one in frames if one.f_code.co_filename.startswith(inside)][-1:]:
+            code, absent = frame.f_code, [name for name, value in frame.f_locals.items() if value is None]
+            named += [name for name in (*code.co_names, *code.co_consts, *absent) if isinstance(name, str)]
         for owner, name in attributes_without_value(error):  # what the module calls a field
             named += re.findall(rf"self\.{name} = (?:\w+\.)*config\.(\w+)", inspect.getsource(type(owner)))
     inner = {f"{key}.": part for key, part in vars(config).items() if hasattr(part, "model_type") and key in named}

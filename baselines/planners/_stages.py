@@ -8,7 +8,7 @@ loss) and on its :class:`Option`: data degree, tensor degree, recomputation. The
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -74,13 +74,20 @@ def stage_sizes(job: Job) -> list[int]:
 
 
 def pipelines(
-    job: Job, budget: PlanBudget, *, tensor: bool = True, recompute: bool = True, sizes: Iterable[int] = ()
+    job: Job,
+    budget: PlanBudget,
+    *,
+    tensor: bool = True,
+    recompute: bool = True,
+    sizes: Iterable[int] = (),
+    splits: Collection[tuple] | None = None,
 ) -> Iterator[Pipeline]:
     """A pipeline for each number of sequences that a microbatch may have.
 
     Replicas process between the least and the largest of the job's microbatch sizes. Without ``tensor`` stages have
     tensor degree 1, without ``recompute`` nothing is recomputed. ``sizes``: numbers of ranks that a stage may have;
-    otherwise all that fit a node or fill nodes.
+    otherwise all that fit a node or fill nodes. ``splits``: those that a stage may have, as
+    :func:`~simdev.planners.estimate.group_of` names them; otherwise all.
     """
     if not job.model.pipeline:
         return
@@ -105,7 +112,9 @@ def pipelines(
             for t in tensors:
                 mesh = Mesh({axis: n for axis, n in ((data, d), ("tp", t)) if n > 1})
                 if mesh.ranks in allowed:
-                    found += [Option(mesh, share, kind) for kind in kinds]
+                    found += [
+                        Option(mesh, share, kind) for kind in kinds if splits is None or (t, 1, 1, kind) in splits
+                    ]
         priced = [(option, price) for option in found if (price := cost(option)) is not None]
         if priced:
             options = tuple(option for option, _ in priced)

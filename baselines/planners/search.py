@@ -1,7 +1,9 @@
 """simdev's own planner: simulate the plans of people's rules and the ones that are estimated to be the quickest.
 
 The plans of ``fsdp`` and ``megatron`` come first, so that a budget that suffices for them gives no worse plan. Then the
-plans with stages of equal depth are ranked by a cost model (:mod:`simdev.planners.estimate`). If plans of ``alpa``,
+plans with stages of equal depth are ranked by a cost model (:mod:`simdev.planners.estimate`), which has to capture each
+way to split a layer (``tp``, ``cp``, ``ep``) with each kind of recomputation; those are left out that seem far from the
+best (:func:`estimate`). If plans of ``alpa``,
 whose stages have degrees of their own, may be quicker than all of them, some are simulated next. Jobs for which Alpa's
 program would take long (:data:`LARGEST`) do without. The ranked plans follow in their order until ``patience`` plans in
 a row bring nothing better. In a wide job (:class:`simdev.planners.Job`) the first :data:`CUT` pipelines among them are
@@ -12,6 +14,7 @@ that computes the longest to the one that computes the shortest, as long as that
 
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from math import inf
 
 from simdev.baselines.planners._alpa import least_step, submeshes
@@ -21,18 +24,19 @@ from simdev.errors import BudgetExhausted, Unsupported
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import V_SHAPED
 from simdev.planners import planner
-from simdev.planners.estimate import most_estimated, stage_costs
+from simdev.planners.estimate import group_of, most_estimated, stage_costs
 
 CUT = 64  # ranked pipelines that are also tried deeper and cut by time
 BATCH = 4  # plans that are handed to the workers at a time
 CLOSE = 1.02  # how many times longer than the best estimate Alpa's equation may say that a plan takes
 OWN = 4  # of Alpa's plans that are simulated
 LARGEST = 6000  # layers times ranks of a job for which Alpa's program is run
+WORTH = 1.1  # times the best estimate that a group of plans may take by a guess, to be estimated
 
 
 @planner(
     "search",
-    version=6,
+    version=7,
     family="search",
     searches=True,
     defaults={"patience": 8},
@@ -43,11 +47,12 @@ def search(job, *, rng, budget, patience):
         for rule in (fully_sharded, megatron_rule):
             with suppress(Unsupported):
                 rule(job, budget)
-        ranked = rank(job, budget, job.choices(base=True))
+        estimates, splits = estimate(job, budget)
+        ranked = rank(job, estimates.values())
         if job.wide:
             ranked = cut(job, budget, ranked)
         if job.layers * job.ranks <= LARGEST:
-            simulate_own_degrees(job, budget, ranked)
+            simulate_own_degrees(job, budget, ranked, splits)
         simulate_first(budget, [choice for choice in ranked if choice not in budget.tried], patience)
         if budget.best is not None:
             balance(job, budget)
@@ -56,30 +61,60 @@ def search(job, *, rng, budget, patience):
     return budget.answer("search")
 
 
-def rank(job, budget, choices=None):
-    """The choices (all with stages of equal depth) that are estimated to fit, the quickest first; then the others, by
-    the memory that they lack."""
+def estimate(job, budget):
+    """The estimates that decide, by choice: of all that split no layer; of each way to split one, with the least
+    microbatch and the first kind of recomputation; and of what may be nearly as good as the best of these that fits.
+
+    The guess for the other kinds of a split: recomputation changes its step time as it does without a split. Also
+    returns the splits with their recomputation, ``(tp, cp, ep, recompute)``, of which all microbatches were estimated.
+    """
+    groups = {}
+    for choice in job.choices(base=True):
+        split = group_of(choice)[:-1]
+        groups.setdefault(split, {}).setdefault(choice.recompute, []).append(choice)
+    whole, *others = groups.values()  # without a split, or with the least one that the job allows
+    kind, least = job.known_recomputes[0], min(job.microbatches)
+    probes = [[one for one in split.get(kind, ()) if one.microbatch == least] for split in others]
+    found = budget.estimates(chain(*whole.values(), *probes))
     limit = most_estimated(job)
-    found = budget.estimates(job.choices() if choices is None else choices).values()
-    return [
-        one.choice for one in sorted(found, key=lambda e: (max(0.0, e.peak_bytes - limit), e.step_ns, e.choice.order))
-    ]
+    best = min((one.step_ns for one in found.values() if one.peak_bytes <= limit), default=inf)
+
+    def quickest(choices):
+        return min((found[choice].step_ns for choice in choices if choice in found), default=inf)
+
+    plain = quickest(one for one in whole.get(kind, ()) if one.microbatch == least)
+    worth = []
+    for split, probe in zip(others, probes, strict=True):
+        for recompute, choices in split.items():
+            times = quickest(probe), quickest(whole.get(recompute, ())), plain
+            if inf in times or times[0] * times[1] / plain <= WORTH * best:
+                worth += choices
+    splits = {group_of(choice) for choice in chain(*whole.values(), worth)}
+    return found | budget.estimates(worth), splits
 
 
-def simulate_own_degrees(job, budget, ranked):
+def rank(job, estimates):
+    """The choices that are estimated to fit, the quickest first; then the others, by the memory that they lack."""
+    limit = most_estimated(job)
+    in_order = sorted(estimates, key=lambda one: (max(0.0, one.peak_bytes - limit), one.step_ns, one.choice.order))
+    return [one.choice for one in in_order]
+
+
+def simulate_own_degrees(job, budget, ranked, splits=None):
     """Simulate Alpa's plans, if they may be quicker than those that are ranked: the first :data:`OWN` of all that its
-    program makes, which may fill the memory by the cost model, or leave some of it."""
+    program makes of ``splits`` (:func:`estimate`), which may fill the memory by the cost model, or leave some of it."""
     capacity = job.cluster.kind.memory_bytes
     fitting = (one.step_ns for one in (budget.estimated[choice] for choice in ranked) if one.peak_bytes <= capacity)
     below = CLOSE * min(fitting, default=inf)
     found = []
-    for pipeline in pipelines(job, budget, sizes=submeshes(job)):
+    for pipeline in pipelines(job, budget, sizes=submeshes(job), splits=splits):
         for share in TIGHTER:
             _, stages = least_step(pipeline, share * capacity, below)
             if stages:
                 chosen = [(pipeline.options[option], layers) for option, layers in stages]
                 found.append(choice_of(job, pipeline.sequences, chosen))
-    budget.evaluate_many(rank(job, budget, filter(job.valid, dict.fromkeys(found)))[:OWN])
+    estimates = budget.estimates(filter(job.valid, dict.fromkeys(found)))
+    budget.evaluate_many(rank(job, estimates.values())[:OWN])
 
 
 def cut(job, budget, ranked):
@@ -89,7 +124,7 @@ def cut(job, budget, ranked):
     found = [choice for one in pipelines for choice in (one, *job.deeper(one)) if job.valid(choice)]
     found += filter(None, [by_time(job, budget, choice) for choice in found if not choice.stage_layers])
     kept = [choice for choice in ranked if choice not in set(pipelines)]
-    return merged(budget, rank(job, budget, filter(job.valid, found)), kept)
+    return merged(budget, rank(job, budget.estimates(filter(job.valid, found)).values()), kept)
 
 
 def merged(budget, some, others):

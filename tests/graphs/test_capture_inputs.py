@@ -866,3 +866,26 @@ def test_patches_with_axes_of_their_own_go_with_the_grid_that_a_tower_needs():
             pass
 
     assert hf_inputs(Whole(), config, 2, None)["pixel_values"].shape == (2, 3, 224, 224), "it may do without a grid"
+
+
+@pytest.mark.parametrize(
+    "model, inputs",
+    [
+        ("PerceiverModel[d_model=16,d_latents=32,num_latents=8,num_self_attends_per_block=1]", {"inputs": [4, 77, 16]}),
+        (
+            "VideoLlama3VisionModel[hidden_size=32,intermediate_size=32,num_hidden_layers=1,num_attention_heads=2]",
+            {"pixel_values": [2048, 768]},
+        ),
+    ],
+)
+def test_encoded_inputs_and_merged_patches_are_made_up(model, inputs):
+    pytest.importorskip("transformers")
+    import transformers
+
+    from simdev.cli.commands.capture import _inputs
+    from simdev.graphs.capture import capture_package
+
+    if not hasattr(transformers, model.partition("[")[0]):
+        pytest.skip("this release of transformers does not have the model")
+    said = " ".join(_inputs(capture_package(f"transformers:{model}")))
+    assert all(f"{name} f32[{','.join(map(str, shape))}]" in said for name, shape in inputs.items())

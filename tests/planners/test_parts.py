@@ -424,14 +424,14 @@ def test_a_chain_ends_with_a_plan_no_slower_than_its_start(tiny_job, tiny_evalua
 
 
 def test_search_simulates_alpas_plan_where_it_may_be_the_quickest(tiny_job, tiny_evaluator, monkeypatch):
-    budget = PlanBudget(tiny_evaluator)
+    budget, choices = PlanBudget(tiny_evaluator), list(tiny_job.choices())
     monkeypatch.setattr(search, "CLOSE", 1e3)
-    search.simulate_own_degrees(tiny_job, budget, search.rank(tiny_job, budget))
+    search.simulate_own_degrees(tiny_job, budget, search.rank(tiny_job, budget.estimates(choices).values()))
     alpa = planners()["alpa"].plan(tiny_job, rng=np.random.default_rng(0), budget=PlanBudget(tiny_evaluator))
     assert alpa in budget.tried
     monkeypatch.setattr(search, "CLOSE", 1e-3)
     far = PlanBudget(tiny_evaluator)
-    search.simulate_own_degrees(tiny_job, far, search.rank(tiny_job, far))
+    search.simulate_own_degrees(tiny_job, far, search.rank(tiny_job, far.estimates(choices).values()))
     assert not far.used
 
 

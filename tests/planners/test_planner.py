@@ -305,6 +305,36 @@ def test_a_step_that_was_simulated_whole_is_not_simulated_again(tiny_job, monkey
     assert evaluator.outcome(choice, engine="reference") == searched and len(times) == 2
 
 
+@pytest.mark.parametrize("fits", [True, False])
+@pytest.mark.parametrize("slower, kinds", [(1.0, {"none", "selective"}), (1.05, {"none"}), (1.2, set())])
+def test_search_estimates_the_splits_of_a_layer_that_may_pay(slower, kinds, fits, tiny_job):
+    """A split is estimated without recomputation, for the least microbatch; the rest only if it may be the best."""
+    from simdev.baselines.planners.search import estimate
+    from simdev.planners.estimate import Estimate
+
+    factor = {"none": 1.0, "selective": 1.08, "full": 1.3}
+    capacity = tiny_job.cluster.kind.memory_bytes
+
+    class Budget:
+        def estimates(self, choices):
+            return {
+                one: Estimate(
+                    one,
+                    int(1e6 * factor[one.recompute] * slower ** (one.mesh["tp"] > 1) * (1 - 0.01 * one.microbatch)),
+                    1 if fits else 2 * capacity,
+                )
+                for one in choices
+            }
+
+    found, splits = estimate(tiny_job, Budget())
+    every = set(tiny_job.choices(base=True))
+    split = {one for one in every if one.mesh["tp"] > 1}
+    probes = {one for one in split if one.recompute == "none" and one.microbatch == 1}
+    wanted = {one for one in split if one.recompute in kinds} if fits else split
+    assert probes and found.keys() == (every - split) | probes | wanted
+    assert {(tp, kind) for tp, _, _, kind in splits if tp > 1} == {(one.mesh["tp"], one.recompute) for one in wanted}
+
+
 def test_search_tries_interleaved_stages(tiny_job):
     job = tiny_job.with_changes(schedules=("1f1b", "interleaved"), recomputes=("none",), microbatches=(1,))
     deep = Choice(Mesh({"pp": 2, "dp_replicate": 2}))

@@ -100,6 +100,8 @@ def hf_inputs(model, config, batch: int | None, length: int | None, optional: Co
         side = config.image_size // config.patch_size
         inputs["bool_masked_pos"] = torch.zeros(count, side * side, dtype=torch.bool)
     inputs = _documented(model, config, count, inputs, named) | inputs
+    if "inputs" in takes and takes["inputs"].default is inspect.Parameter.empty:  # of any kind, after what encodes them
+        inputs["inputs"] = torch.randn(count, TOKENS, getattr(own, "d_model", None) or own.hidden_size)
     others = sounds[1:] + _images_in_samples(model, config, inputs) + _tokens_of_codebooks(model, config, inputs)
     others += _images_of_processor(config, inputs)
     if others and not _runs_with(model, inputs):
@@ -332,7 +334,8 @@ def _patches(model, config, takes, count: int) -> dict:
         width = reader.in_features
     grids, rows = torch.tensor([[1, side, side]] * count), count * side * side
     patches = documented_shape(model, name, config.to_dict() | {"num_image_tokens": rows})
-    return {name: torch.randn(*(patches if patches and len(patches) > 2 else (rows, width))), grid: grids}
+    merged = {"merge_sizes": torch.ones(count, dtype=torch.int64)} if "merge_sizes" in takes else {}  # of images
+    return {name: torch.randn(*(patches if patches and len(patches) > 2 else (rows, width))), grid: grids, **merged}
 
 
 def _grid_of(takes) -> str:

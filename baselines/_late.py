@@ -48,15 +48,15 @@ def is_compiled(problem: Problem, budget: Budget) -> bool:
 
 
 class LateWalk:
-    """One search from a placement and its score; see ``late-acceptance`` for ``memory`` and ``heat``."""
+    """One search from a placement and its score; see ``late-acceptance`` for ``memory``."""
 
     def __init__(
         self, problem: Problem, budget: Budget, rng: np.random.Generator, score: Score, begin: Placement,
-        memory: float = MEMORY, heat: float = 1.0,
+        memory: float = MEMORY,
     ):  # fmt: skip
         from simdev.baselines import _late_kernels as kernels  # loads Numba
 
-        self.problem, self.budget, self.kernels, self.memory, self.heat = problem, budget, kernels, memory, heat
+        self.problem, self.budget, self.kernels, self.memory = problem, budget, kernels, memory
         self.ordered, n = ordered(problem), problem.graph.n_ops
         rank = np.arange(n) if begin.priority is None else n - 1 - begin.priority
         cost = score.step_ns if score.fits else kernels.UNFIT + score.known_overflow_bytes
@@ -127,9 +127,7 @@ class LateWalk:
     def _remember(self, moves: float) -> None:
         """Compare with the costs of earlier moves, if there are ``moves`` in all."""
         length = 1 if moves == math.inf else int(min(LONGEST, max(1, moves / self.memory)))
-        cost = int(self.late.state[self.kernels.COST])
-        heated = int(self.heat * cost) if self.heat > 1 and cost < self.kernels.UNFIT else cost
-        self.late = self.late._replace(history=np.full(length, heated))
+        self.late = self.late._replace(history=np.full(length, self.late.state[self.kernels.COST]))
 
     def _best(self) -> Placement:
         rank = self.late.best_rank

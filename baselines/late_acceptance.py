@@ -17,10 +17,10 @@ from simdev.problem.placement import Placement
     version=1,
     family="search",
     searches=True,
-    defaults={"starts": "", "memory": MEMORY, "heat": 1.0},
+    defaults={"starts": "", "memory": MEMORY},
     source="late acceptance hill climbing: Burke, Bykov, European Journal of Operational Research 258(1), 2017",
 )
-def late_acceptance(problem, *, rng, budget, starts, memory, heat):
+def late_acceptance(problem, *, rng, budget, starts, memory):
     """Change the best start by random moves, and keep a move if the step is no longer than it was some moves ago.
 
     The starts are those of ``long-search``: the constructive placements or, if ``starts`` names result folders with
@@ -29,9 +29,7 @@ def late_acceptance(problem, *, rng, budget, starts, memory, heat):
     same work for a layer (the groups of ``long-search``). Under rules ``priority``, some moves shift one op in the
     order of all ops instead. A move is kept if the step is no longer than the present one, or than the one ``L`` moves
     ago; ``L`` is the number of moves in the budget divided by ``memory``, 50,000 at most. A shorter step replaces the
-    one ``L`` moves ago, as in the paper; the paper's search ends when it gains nothing, this one with the budget. The
-    first ``L`` moves are compared with ``heat`` times the step of the start. From a record of
-    ``nasnet-a-large``, a ``heat`` of 1.02 ended behind 1 (one seed).
+    one ``L`` moves ago, as in the paper; the paper's search ends when it gains nothing, this one with the budget.
 
     The search knows nothing of critical paths or of what has paid so far. Under the orders ``fifo`` and ``priority``,
     on devices of one slot, it draws, simulates and keeps moves in compiled code. Under other rules, and for throughput,
@@ -39,11 +37,9 @@ def late_acceptance(problem, *, rng, budget, starts, memory, heat):
     """
     if not memory > 0:
         raise InvalidInput(f"{memory} is not positive", source="late-acceptance", field="memory")
-    if not heat >= 1:
-        raise InvalidInput(f"{heat} is below 1", source="late-acceptance", field="heat")
     stored = (found for folder in starts.split("+") for found in stored_starts(folder, problem))
     given = stored if starts else constructed(problem, rng, budget.microbatches)
     begin = best_start(problem, budget, given)
     if begin is None:
         return Placement.of_units(problem, simple_starts(problem, choices(problem))[0])
-    return LateWalk(problem, budget, rng, *begin, memory=memory, heat=heat).run()
+    return LateWalk(problem, budget, rng, *begin, memory=memory).run()

@@ -151,22 +151,7 @@ def test_seconds_shorten_the_history():
     assert simulate(found.problem, best).step_ns == found.budget.best_step_ns
 
 
-@pytest.mark.parametrize("heat, cost, history", [("1.0", 100, 100), ("1.25", 100, 125), ("3", 7, 21)])
-def test_heat_raises_what_the_first_moves_are_compared_with(heat, cost, history):
-    found = walk(drawn(4, "fifo"), name=f"late-acceptance[heat={heat}]")
-    found.late.state[kernels.COST] = cost
-    found._remember(4_000)
-    assert found.late.history.tolist() == [history] * 10
-
-
-def test_heat_of_a_start_that_does_not_fit_changes_nothing():
-    found = walk(drawn(4, "fifo"), name="late-acceptance[heat=9]")
-    found.late.state[kernels.COST] = kernels.UNFIT + 100
-    found._remember(4_000)
-    assert (found.late.history == kernels.UNFIT + 100).all()
-
-
-@pytest.mark.parametrize("given, said", [("memory=0", "0 is not positive"), ("heat=0.9", "0.9 is below 1")])
+@pytest.mark.parametrize("given, said", [("memory=0", "0 is not positive")])
 def test_a_history_that_cannot_be_is_refused(given, said):
     spec, params = find_placer(f"late-acceptance[{given}]")
     with pytest.raises(InvalidInput, match=said):

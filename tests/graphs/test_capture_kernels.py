@@ -112,6 +112,27 @@ def test_autocast_decides_before_the_choice():
     assert [kind for kind in graph.kinds if "attention" in kind] == [f"_scaled_dot_product_{n}" for n in both("flash")]
 
 
+@pytest.mark.parametrize("queries, values", [(torch.float32, half), (half, torch.float32), (torch.float32,) * 2])
+def test_tensors_of_two_precisions_are_alike_under_autocast(queries, values):
+    """Rotary positions turn queries and keys by f32 tables; autocast casts all three before the kernel is chosen."""
+    inputs = tuple(torch.zeros(3, 2, 8, 16, dtype=dtype) for dtype in (queries, queries, values))
+
+    def forward(model, q, k, v):
+        with torch.autocast("cuda", half):
+            return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    graph = capture(InferenceStep(nn.Module(), inputs, forward), "mixed")
+    assert [kind for kind in graph.kinds if "attention" in kind] == ["_scaled_dot_product_flash_attention"]
+    mask = torch.zeros(8, 8)
+    graph = capture(InferenceStep(nn.Module(), (*inputs, mask), forward_masked), "masked")
+    assert [kind for kind in graph.kinds if "attention" in kind] == ["_scaled_dot_product_efficient_attention"]
+
+
+def forward_masked(model, q, k, v, mask):
+    with torch.autocast("cuda", half):
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
 def test_attention_inside_of_pytorchs_layers():
     layer = nn.TransformerEncoderLayer(16, 2, 32, dtype=half, batch_first=True)
     assert kernels(layer, torch.zeros(3, 5, 16, dtype=half)) == both("flash")

@@ -23,7 +23,7 @@ optimizers_in_hooks_of_a_training_step an_optimizer_inside_another reversible_bl
 old_weights_in_the_state
 """.split()
 ROOTS = ("roots_until_they_are_near", "roots_until_their_squares_are_near", "roots_until_plain_numbers_are_near")
-OWN_PRODUCTS = ("muon_and_adam", "optimizer_Adafactor", *ROOTS)  # in the update, which is one op of another kind
+OWN_PRODUCTS = ("optimizer_Adafactor", *ROOTS)  # in the update, which is one op of another kind
 GROWING = ("lbfgs",)  # a history of steps, longer after each call
 OTHER_PARAMETERS = {}  # numbers that only an optimizer knows
 

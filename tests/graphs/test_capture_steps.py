@@ -308,6 +308,44 @@ def test_gradients_of_gradients_compute_nothing_again():
     assert saved.meta["recomputed_ops"] > 0
 
 
+def test_gradients_of_each_sample_compute_nothing_again():
+    """Under vmap, PyTorch runs backward nodes of its own by functions in Python."""
+    from torch.func import functional_call, grad, vmap
+
+    def run(model, x, labels):
+        def loss(weights, x, label):
+            return nn.functional.cross_entropy(functional_call(model, weights, (x[None],)), label[None])
+
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        gradients = vmap(grad(loss), in_dims=(None, 0, 0))(weights, x, labels)
+        for name, parameter in model.named_parameters():
+            parameter.grad = gradients[name].mean(0)
+        optimizer.step()
+
+    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    graph = capture(CustomStep(model, (torch.rand(5, 8), torch.randint(0, 4, (5,))), run), "private")
+    assert "recomputed_ops" not in graph.meta and graph.meta["flops"] > 0
+
+
+def test_an_update_that_is_mostly_products_has_them_as_ops():
+    """Muon's iterations multiply matrices; all of it lies with its parameter, as one update."""
+    model = nn.Linear(32, 48, bias=False)
+
+    def trained_by(optimizer):
+        step = TrainingStep(model, (torch.rand(8, 32),), lambda model, x: model(x).square().mean(), optimizer)
+        return capture(step, "linear")
+
+    graph = trained_by(torch.optim.Muon(model.parameters()))
+    update = np.flatnonzero(graph.op_phase == 2)
+    products = [number for number in update if graph.kinds[graph.op_kind[number]] in ("mm", "addmm")]
+    assert len(products) == 15 and graph.op_flops[products].sum() > graph.op_flops[update].sum() / 2
+    assert all(graph.op_names[number].startswith("weight/") for number in update)
+    assert len(set(graph.unit_of_op[[graph.op_names.index("weight"), *update]])) == 1
+    plain = trained_by(torch.optim.Adam(model.parameters()))
+    assert "adam" in plain.kinds and graph.meta["flops"] > plain.meta["flops"]
+
+
 # Inference -----------------------------------------------------------------------------------------------------
 
 

@@ -34,12 +34,12 @@ def assemble(
     gradient, and ``updates`` to the kind of its update op (``adam``).
     """
     alive = _alive(tape, results)
-    alive, merged = _merge_updates(tape, alive, updates)
+    alive, merged, apart = _merge_updates(tape, alive, updates)
     readers = defaultdict(list)
     for number in alive:
         for value in tape.ops[number].reads:
             readers[value].append(number)
-    group = _groups(tape, alive, gradients)
+    group = _groups(tape, alive, gradients, {number: home for home, parts in apart for number in parts})
     waits = _write_after_read(tape, alive, readers)
 
     builder = GraphBuilder(name, meta)
@@ -80,8 +80,9 @@ def assemble(
         made = origin[label][1]
         values += made + [-1] * (int(graph.output_ptr[op + 1] - graph.output_ptr[op]) - len(made))
     products = sum(tape.ops[number].products for number in alive)
-    written = [tape.ops[number].writes for number in alive if tape.ops[number].phase == "update"]
-    rounds = Counter(home for homes in written for home in homes)
+    loose = {number for _, parts in apart for number in parts}
+    written = [tape.ops[n].writes for n in alive if tape.ops[n].phase == "update" and n not in loose]
+    rounds = Counter(home for homes in (*written, *([home] for home, _ in apart)) for home in homes)
     return Assembly(graph, tuple(origin[label][0] for label in graph.op_names), tuple(values), products, dict(rounds))
 
 
@@ -104,9 +105,10 @@ def _alive(tape: Tape, results: set[int]) -> list[int]:
 
 def _merge_updates(
     tape: Tape, alive: list[int], updates: dict[int, str]
-) -> tuple[list[int], dict[int, tuple[int, ...]]]:
-    """Replace the ops of one update of a parameter by one op at the place of the last; returns the ops left, and the
-    parts of the replaced.
+) -> tuple[list[int], dict[int, tuple[int, ...]], list[tuple[int, list[int]]]]:
+    """Replace the ops of one update of a parameter by one op at the place of the last; returns the ops left, the
+    parts of the replaced, and the updates that stay as they are: those that are mostly products, which no fused kernel
+    computes (Muon's), each as a parameter and its ops.
 
     An op of the update phase belongs to a parameter if it overwrites that parameter or its state, or if all that it
     makes is read by ops that belong to it. What several parameters share (a clipped norm) stays as it is. A parameter
@@ -128,14 +130,20 @@ def _merge_updates(
     for number in alive:
         if number in owner:
             members[owner[number]].append(number)
-    last = {}
+    last, apart = {}, []
     for home, all_parts in members.items():
         for parts in _turns(tape, all_parts, users):
+            if 2 * sum(ops[number].products for number in parts) > sum(ops[number].flops for number in parts):
+                apart.append((home, parts))
+                for number in parts:
+                    ops[number].label, ops[number].layer = f"{ops[home].label}/{ops[number].kind}", ops[home].layer
+                continue
             ops[parts[-1]] = _merge(tape, home, parts, updates.get(home, "update"), users)
             for value in ops[parts[-1]].makes:
                 values[value].producer = parts[-1]
             last[parts[-1]] = tuple(parts)
-    return [number for number in alive if number not in owner or number in last], last
+    left = {*last, *(number for _, parts in apart for number in parts)}
+    return [number for number in alive if number not in owner or number in left], last, apart
 
 
 def _turns(tape: Tape, parts: list[int], users: dict[int, set[int]]) -> list[list[int]]:
@@ -185,13 +193,14 @@ def _merge(tape: Tape, home: int, parts: list[int], optimizer: str, users: dict[
     return merged
 
 
-def _groups(tape: Tape, alive: list[int], gradients: dict[int, int]) -> dict[int, int]:
+def _groups(tape: Tape, alive: list[int], gradients: dict[int, int], apart: dict[int, int]) -> dict[int, int]:
     """Colocation: op -> group, for ops that share one.
 
-    A parameter, the op that makes its final gradient and its update are together; so are an op that overwrites a
-    parameter or buffer and its home, and an op with its in-place twin.
+    A parameter, the op that makes its final gradient and its update, of one op or of several (``apart``: each op and
+    its parameter), are together; so are an op that overwrites a parameter or buffer and its home, and an op with its
+    in-place twin.
     """
-    pairs = [(number, home) for number in alive for home in tape.ops[number].writes]
+    pairs = [*apart.items(), *((number, home) for number in alive for home in tape.ops[number].writes)]
     pairs += [(number, tape.ops[number].twin) for number in alive if tape.ops[number].twin >= 0]
     pairs += [(home, tape.values[value].producer) for home, value in gradients.items()]
     home_of = joined(alive, pairs)

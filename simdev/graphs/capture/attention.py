@@ -52,6 +52,8 @@ def flash_everywhere() -> Iterator[None]:
 
 def attend(attention, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """PyTorch's function ``attention`` by the kernel that a GPU chooses. Its dropout is left out."""
+    if torch.is_autocast_enabled("cpu"):  # of all devices, in a capture: the kernel is chosen after the casts
+        query, key, value, attn_mask = map(_cast, (query, key, value, attn_mask))
     masks, options = (attn_mask, 0.0, is_causal), {"scale": scale, "enable_gqa": enable_gqa}
     if hasattr(query, "placements"):  # a DTensor, whose import would cost every capture a second
         return _of_shards(attention, query, key, value, *masks, scale, enable_gqa)
@@ -81,6 +83,13 @@ def attend(attention, query, key, value, attn_mask=None, dropout_p=0.0, is_causa
             return attention(query, key, value, *masks, **options)
     finally:
         _running.reset(token)
+
+
+def _cast(tensor):
+    """A tensor as autocast casts arguments of attention."""
+    if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(torch.get_autocast_dtype("cpu"))
 
 
 def attend_flexibly(query, key, value, score_mod, block_mask, scale, kernel_options, *_):

@@ -54,7 +54,7 @@ from simdev.user_file import line_of, sentence
 
 NO_MARKS = (
     ". A step ends with optimizer.step(), or with backward() if the script makes no optimizer; for any other step, "
-    "give FILE.py:FUNCTION, a function that returns a CustomStep"
+    "give FILE.py:FUNCTION, a function that returns a CustomStep of a torch.nn.Module"
 )
 MOST_STEPS_TO_WAIT = 20  # for an optimizer that was made and has not stepped yet
 

@@ -51,6 +51,8 @@ COMPOSITE = frozenset("linear matmul einsum conv1d conv2d conv3d".split())  # wh
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 COUNTED = ("aten", "prims", "c10d", "_c10d_functional")  # namespaces in which PyTorch counts every product
 AROUND_A_TAPE = (__name__, "torch._compile", "torch._dynamo.eval_frame")  # modules whose functions lead to its methods
+# Rooms of the functions that PyTorch writes a node of its own in, and of a capture's modes, which they meet.
+DECOMPOSED = ("torch._decomp", "torch._prims_common", "simdev.graphs.capture.")
 RECOMPUTED = ".recomputed"  # the end of an op's name that a checkpoint computes again
 SKIPPED_ARGUMENTS = frozenset({"size", "dtype", "layout", "device", "pin_memory", "memory_format", "input_sizes"})
 
@@ -557,9 +559,10 @@ def _single_call(name: str, call, given: dict):
 
 
 def _called_by_the_engine() -> bool:
-    """Whether a backward node of PyTorch's own, without a function in Python, calls the op that is being recorded."""
+    """Whether a backward node of PyTorch's own, without a function in Python of the user's, calls the op that is being
+    recorded."""
     frame = sys._getframe(1)
-    while frame.f_globals.get("__name__") in AROUND_A_TAPE:
+    while (name := frame.f_globals.get("__name__", "")) in AROUND_A_TAPE or name.startswith(DECOMPOSED):
         frame = frame.f_back
     return frame.f_code.co_name == "_engine_run_backward"
 

@@ -423,7 +423,9 @@ STEERED = [
     "if loss > 2: model(x)",
     "best = min(best, loss.item())",
     "size = int(loss)",
-    "size = math.exp(loss.item())",
+    "if math.exp(loss.item()) > 2: model(x)",
+    "size = math.floor(math.exp(loss.item()))",
+    "size = float(loss)",
     "model(x[out[:, 0] > 0])",
     "if out.detach().numpy()[0, 0] > 0: model(x)",
     "total += loss.detach(); assert total.item() > 0",
@@ -455,9 +457,10 @@ def test_a_refused_value_stays_refused_when_the_script_catches_the_error(tmp_pat
 
 def test_fake_tensors_give_the_graph_of_the_real_run(tmp_path, capsys):
     guards = "; assert math.isfinite(loss.item()) and not torch.isnan(out).any() and (y < 9).all()"
-    path = script_of_one(tmp_path, LOG + guards)
+    computed = '; import numpy; print("%.1f" % loss, math.exp(loss.item()), numpy.log(loss.item()), math.sqrt(4.0))'
+    path = script_of_one(tmp_path, LOG + computed + guards)
     fake, real = (capture_script(path, fake=fake) for fake in (True, False))
-    assert capsys.readouterr().out.splitlines()[0] == "? ? nan ? [?, ?, ?, ?]"
+    assert capsys.readouterr().out.splitlines()[:2] == ["? ? nan ? [?, ?, ?, ?]", "nan ? ? 2.0"]
     same_graph(fake, real)
     assert set(fake.meta["unknown_numbers"]) == {"line 12"} == set(fake.meta["taken_as_finite"])
 

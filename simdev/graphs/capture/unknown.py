@@ -41,6 +41,7 @@ REMEDY = "a run on fake tensors has no such value; run the script without --fake
 FINITE = {"isfinite": True, "isnan": False, "isinf": False}  # what numbers are taken for
 ARITHMETIC = "add sub mul truediv floordiv mod pow".split()
 COMPARISONS = "eq ne lt le gt ge".split()
+FUNCTIONS = "exp exp2 expm1 log log2 log10 log1p sqrt pow fabs tanh".split()  # of Python's math, and of NumPy
 
 
 class Fakes:
@@ -82,6 +83,8 @@ class Fakes:
         for name in FINITE:
             enter(_set(math, name, self._finite(name, getattr(math, name))))
             enter(_set(np, name, self._finite(name, getattr(np, name))))
+        for name in FUNCTIONS:
+            enter(_set(math, name, _computed(getattr(math, name))))
         enter(self.shadows)
         enter(self.quiet)
         enter(_Reads(self))
@@ -257,6 +260,16 @@ def _refused(what: str):
     return refuse
 
 
+def _float(fakes, tensor, *_):
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((*INSIDE, __file__)):
+        frame = frame.f_back
+    if frame is not None and _formats(frame):  # "%.3f" % tensor
+        fakes.read[fakes.place()] += 1
+        return math.nan
+    raise fakes.refuse("turns the value of a tensor into a Python number by float()", "use .item() in logs")
+
+
 CONDITION = "uses the value of a tensor as a condition"
 READS = {
     "item": _item,
@@ -264,7 +277,7 @@ READS = {
     "numpy": _array,
     "__array__": _array,
     "__format__": _format,
-    "__float__": _refused("turns the value of a tensor into a Python number by float()"),
+    "__float__": _float,
     "__int__": _refused("turns the value of a tensor into a Python number by int()"),
     "__index__": _refused("takes the value of a tensor as an index"),
     "__bool__": _refused(CONDITION),
@@ -360,8 +373,20 @@ for _name in ARITHMETIC:
     _forward, _backward = _arithmetic(_name)
     setattr(Unknown, f"__{_name}__", _forward)
     setattr(Unknown, f"__r{_name}__", _backward)
+for _name in FUNCTIONS:
+    setattr(Unknown, _name, lambda self, *_: self)  # which NumPy's function calls
 for _name in COMPARISONS:
     setattr(Unknown, f"__{_name}__", _comparison(_name))
+
+
+def _computed(original):
+    """A function of numbers, whose result is unknown if one of them is."""
+
+    def compute(*numbers):
+        unknown = [number for number in numbers if isinstance(number, Unknown)]
+        return unknown[0] if unknown else original(*numbers)
+
+    return compute
 
 
 def _shared(original):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -17,6 +18,9 @@ from simdev.errors import Unsupported
 from simdev.graphs.capture.attention import attend, attend_flexibly
 from simdev.graphs.capture.autocast import gpu_autocast
 
+# Warnings of PyTorch about what a capture does, which the user can do nothing about.
+NOT_OF_THE_USER = ("Accessing the data pointer of FakeTensor", r"(?s).*Overriding a previously registered kernel")
+
 
 @contextmanager
 def as_on_gpu(*, cpu_kernels: bool = False, ranks: bool = False):
@@ -27,7 +31,9 @@ def as_on_gpu(*, cpu_kernels: bool = False, ranks: bool = False):
     ``DistributedDataParallel`` stay what they are, and optimizers join the updates of all parameters in multi-tensor
     kernels, unless they are asked not to.
     """
-    with ExitStack() as stack:
+    with ExitStack() as stack, warnings.catch_warnings():
+        for about in NOT_OF_THE_USER:
+            warnings.filterwarnings("ignore", message=about)
         stack.enter_context(gpu_autocast())
         stack.enter_context(Rewrites())
         if not cpu_kernels:

@@ -24,6 +24,7 @@ from simdev.errors import BudgetExhausted, Unsupported
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import V_SHAPED
 from simdev.planners import planner
+from simdev.planners.bounds import small_mesh
 from simdev.planners.estimate import group_of, most_estimated, stage_costs
 
 CUT = 64  # ranked pipelines that are also tried deeper and cut by time
@@ -62,11 +63,12 @@ def search(job, *, rng, budget, patience):
 
 
 def estimate(job, budget):
-    """The estimates that decide, by choice: of all that split no layer; of each way to split one, with the least
-    microbatch and the first kind of recomputation; and of what may be nearly as good as the best of these that fits.
+    """The estimates that decide, by choice: of all that split no layer, and of what may be nearly as good as the best
+    of these that fits. Also returns the splits with their recomputation, ``(tp, cp, ep, recompute)``, of which there
+    are estimates.
 
-    The guess for the other kinds of a split: recomputation changes its step time as it does without a split. Also
-    returns the splits with their recomputation, ``(tp, cp, ep, recompute)``, of which all microbatches were estimated.
+    A split is captured once, with the least microbatch and the first kind of recomputation, for a guess: the time of
+    its passes if data parallelism cost nothing. Other kinds are taken to lengthen it as they do without a split.
     """
     groups = {}
     for choice in job.choices(base=True):
@@ -74,20 +76,26 @@ def estimate(job, budget):
         groups.setdefault(split, {}).setdefault(choice.recompute, []).append(choice)
     whole, *others = groups.values()  # without a split, or with the least one that the job allows
     kind, least = job.known_recomputes[0], min(job.microbatches)
-    probes = [[one for one in split.get(kind, ()) if one.microbatch == least] for split in others]
-    found = budget.estimates(chain(*whole.values(), *probes))
+
+    def guess(choices):
+        """Of those with the least microbatch, inf if there are none."""
+        small = [one for one in choices if one.microbatch == least]
+        if not small:
+            return inf
+        one = max(small, key=lambda choice: choice.mesh.replicas)
+        mesh = small_mesh(one.mesh)
+        passes = stage_costs(budget.evaluator, mesh, least, one.recompute).pass_ns[1, job.layers]
+        return passes * job.batch / (least * mesh.replicas) * mesh.ranks / job.ranks
+
+    found = budget.estimates(chain(*whole.values()))
     limit = most_estimated(job)
     best = min((one.step_ns for one in found.values() if one.peak_bytes <= limit), default=inf)
-
-    def quickest(choices):
-        return min((found[choice].step_ns for choice in choices if choice in found), default=inf)
-
-    plain = quickest(one for one in whole.get(kind, ()) if one.microbatch == least)
+    longer = {recompute: guess(choices) / guess(whole[kind]) for recompute, choices in whole.items() if kind in whole}
     worth = []
-    for split, probe in zip(others, probes, strict=True):
+    for split in others:
+        first = guess(split.get(kind, ())) if best < inf else 0.0
         for recompute, choices in split.items():
-            times = quickest(probe), quickest(whole.get(recompute, ())), plain
-            if inf in times or times[0] * times[1] / plain <= WORTH * best:
+            if first == inf or recompute not in longer or first * longer[recompute] <= WORTH * best:
                 worth += choices
     splits = {group_of(choice) for choice in chain(*whole.values(), worth)}
     return found | budget.estimates(worth), splits

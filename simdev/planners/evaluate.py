@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
@@ -139,12 +139,12 @@ class Evaluator(SharedByPlans):
             return
         needed = {key: None for choice in choices if self.job.valid(choice) for key in self._captures(choice)}
         if missing := [key for key in needed if not _is_kept(key)]:
-            list(self._answers(_prepare, missing))  # each once, before workers need the same
+            list(self._answers(_prepare, missing, _prepare))  # each once, before workers need the same
         self._captured.update(needed)
         if self._executor is None:
             yield from (self.outcome(choice, exact=False) for choice in choices)
         else:
-            yield from self._answers(partial(_outcome, self.job), choices)
+            yield from self._answers(partial(_outcome, self.job), choices, partial(self.outcome, exact=False))
 
     def _captures(self, choice: Choice) -> list[tuple]:
         """The recordings, or else captures, that a choice needs and that were not asked for before."""
@@ -164,19 +164,31 @@ class Evaluator(SharedByPlans):
         if self.workers < 2 or len(tasks) < 2 or here:
             found: Iterator = (estimates(self, task) for task in tasks)
         else:
-            found = self._answers(partial(_estimates, self.job), tasks)
+            found = self._answers(partial(_estimates, self.job), tasks, lambda task: list(estimates(self, task)))
         yield from (one for task in found for one in task if one is not None)
 
-    def _answers(self, function: Callable, tasks: Iterable) -> Iterator:
-        """What the workers answer, in order. Raises :class:`WorkersLost` if one of them has ended."""
+    def _answers(self, function: Callable, tasks: Iterable, here: Callable) -> Iterator:
+        """What the workers answer to ``function`` of each task, in order. Of processes of its own there is one fewer
+        than workers: those tasks that none has begun when their answer is due are done ``here``. Raises
+        :class:`WorkersLost` if a worker has ended."""
+        asked: list[Future] = []
         try:
-            yield from self._pool().map(function, tasks)
+            if not self._own:
+                yield from self._pool().map(function, tasks)
+                return
+            given = list(tasks)
+            asked += [self._pool().submit(function, task) for task in given]
+            for task, answer in zip(given, asked, strict=True):
+                yield here(task) if answer.cancel() else answer.result()
         except BrokenExecutor:
             raise WorkersLost("a process that simulated plans has ended (out of memory?); captures are kept") from None
+        finally:
+            for answer in asked:
+                answer.cancel()
 
     def _pool(self) -> Executor:
         if self._executor is None:
-            self._executor = ProcessPoolExecutor(self.workers, get_context("spawn"))
+            self._executor = ProcessPoolExecutor(self.workers - 1, get_context("spawn"))
         return self._executor
 
     def close(self) -> None:

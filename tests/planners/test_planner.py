@@ -10,6 +10,7 @@ from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from multiprocessing import get_context
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -307,32 +308,35 @@ def test_a_step_that_was_simulated_whole_is_not_simulated_again(tiny_job, monkey
 
 @pytest.mark.parametrize("fits", [True, False])
 @pytest.mark.parametrize("slower, kinds", [(1.0, {"none", "selective"}), (1.05, {"none"}), (1.2, set())])
-def test_search_estimates_the_splits_of_a_layer_that_may_pay(slower, kinds, fits, tiny_job):
-    """A split is estimated without recomputation, for the least microbatch; the rest only if it may be the best."""
-    from simdev.baselines.planners.search import estimate
+def test_search_estimates_the_splits_of_a_layer_that_may_pay(slower, kinds, fits, tiny_job, monkeypatch):
+    """Without data parallelism, a split takes ``slower`` times the step without a split, and more with recomputation.
+    If nothing without a split fits, all are estimated."""
+    from simdev.baselines.planners import search
     from simdev.planners.estimate import Estimate
 
     factor = {"none": 1.0, "selective": 1.08, "full": 1.3}
-    capacity = tiny_job.cluster.kind.memory_bytes
+    job, most = tiny_job, 2 * tiny_job.cluster.kind.memory_bytes
+
+    def costs(evaluator, mesh, microbatch, recompute):
+        step = 1e6 * factor[recompute] * (slower if mesh["tp"] > 1 else 1)
+        passes = step * microbatch * mesh.replicas * job.ranks / (job.batch * mesh.ranks)
+        return SimpleNamespace(pass_ns=np.full((2, job.layers + 1), passes))
 
     class Budget:
-        def estimates(self, choices):
-            return {
-                one: Estimate(
-                    one,
-                    int(1e6 * factor[one.recompute] * slower ** (one.mesh["tp"] > 1) * (1 - 0.01 * one.microbatch)),
-                    1 if fits else 2 * capacity,
-                )
-                for one in choices
-            }
+        evaluator = None
 
-    found, splits = estimate(tiny_job, Budget())
-    every = set(tiny_job.choices(base=True))
+        def estimates(self, choices):
+            peak = 1 if fits else most
+            return {one: Estimate(one, int(1e6 * factor[one.recompute] / one.microbatch), peak) for one in choices}
+
+    monkeypatch.setattr(search, "stage_costs", costs)
+    monkeypatch.setattr(search, "WORTH", 2.2)  # twice the microbatch is taken to halve the step
+    found, splits = search.estimate(job, Budget())
+    every = set(job.choices(base=True))
     split = {one for one in every if one.mesh["tp"] > 1}
-    probes = {one for one in split if one.recompute == "none" and one.microbatch == 1}
     wanted = {one for one in split if one.recompute in kinds} if fits else split
-    assert probes and found.keys() == (every - split) | probes | wanted
-    assert {(tp, kind) for tp, _, _, kind in splits if tp > 1} == {(one.mesh["tp"], one.recompute) for one in wanted}
+    assert split and found.keys() == (every - split) | wanted
+    assert splits == {search.group_of(one) for one in found}
 
 
 def test_search_tries_interleaved_stages(tiny_job):

@@ -70,7 +70,7 @@ def estimate(job, budget):
     A split is captured once, with the least microbatch and the first kind of recomputation, for a guess: the time of
     its passes if data parallelism cost nothing. Other kinds are taken to lengthen it as they do without a split.
     """
-    groups = {}
+    groups: dict[tuple, dict[str, list]] = {}
     for choice in job.choices(base=True):
         split = group_of(choice)[:-1]
         groups.setdefault(split, {}).setdefault(choice.recompute, []).append(choice)
@@ -92,9 +92,9 @@ def estimate(job, budget):
     best = min((one.step_ns for one in found.values() if one.peak_bytes <= limit), default=inf)
     longer = {recompute: guess(choices) / guess(whole[kind]) for recompute, choices in whole.items() if kind in whole}
     worth = []
-    for split in others:
-        first = guess(split.get(kind, ())) if best < inf else 0.0
-        for recompute, choices in split.items():
+    for kinds in others:
+        first = guess(kinds.get(kind, ())) if best < inf else 0.0
+        for recompute, choices in kinds.items():
             if first == inf or recompute not in longer or first * longer[recompute] <= WORTH * best:
                 worth += choices
     splits = {group_of(choice) for choice in chain(*whole.values(), worth)}

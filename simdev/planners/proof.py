@@ -47,6 +47,7 @@ def prove(budget: PlanBudget, best: Outcome, gain: float) -> Proof:
         return known.step_ns if known else bounds[choice], choice.order
 
     def may_be_quicker(choice):
+        assert budget.best is not None
         return bounds[choice] < (1 - gain) * budget.best.time_ns
 
     waiting = sorted(filter(may_be_quicker, bounds), key=order)

@@ -261,7 +261,7 @@ def _refused(what: str):
 
 
 def _float(fakes, tensor, *_):
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith((*INSIDE, __file__)):
         frame = frame.f_back
     if frame is not None and _formats(frame):  # "%.3f" % tensor

@@ -90,6 +90,8 @@ def estimate(job, budget):
     found = budget.estimates(chain(*whole.values()))
     limit = most_estimated(job)
     best = min((one.step_ns for one in found.values() if one.peak_bytes <= limit), default=inf)
+    if not others:
+        return found, {group_of(choice) for choice in chain(*whole.values())}
     longer = {recompute: guess(choices) / guess(whole[kind]) for recompute, choices in whole.items() if kind in whole}
     worth = []
     for kinds in others:

@@ -169,17 +169,23 @@ class Evaluator(SharedByPlans):
 
     def _answers(self, function: Callable, tasks: Iterable, here: Callable) -> Iterator:
         """What the workers answer to ``function`` of each task, in order. Of processes of its own there is one fewer
-        than workers: those tasks that none has begun when their answer is due are done ``here``. Raises
+        than workers: while an answer is due, tasks that none has begun are done ``here``, the last ones first. Raises
         :class:`WorkersLost` if a worker has ended."""
         asked: list[Future] = []
         try:
             if not self._own:
                 yield from self._pool().map(function, tasks)
                 return
-            given = list(tasks)
+            given, own = list(tasks), {}
             asked += [self._pool().submit(function, task) for task in given]
-            for task, answer in zip(given, asked, strict=True):
-                yield here(task) if answer.cancel() else answer.result()
+            for number, answer in enumerate(asked):
+                while number not in own and not answer.done():
+                    behind = (n for n in range(len(asked) - 1, number - 1, -1) if n not in own)
+                    last = next((n for n in behind if asked[n].cancel()), None)
+                    if last is None:
+                        break
+                    own[last] = here(given[last])
+                yield own.pop(number) if number in own else answer.result()
         except BrokenExecutor:
             raise WorkersLost("a process that simulated plans has ended (out of memory?); captures are kept") from None
         finally:

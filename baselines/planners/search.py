@@ -3,13 +3,13 @@
 The plans of ``fsdp`` and ``megatron`` come first, so that a budget that suffices for them gives no worse plan. Then the
 plans with stages of equal depth are ranked by a cost model (:mod:`simdev.planners.estimate`), which has to capture each
 way to split a layer (``tp``, ``cp``, ``ep``) with each kind of recomputation; those are left out that seem far from the
-best (:func:`estimate`). If plans of ``alpa``,
-whose stages have degrees of their own, may be quicker than all of them, some are simulated next. Jobs for which Alpa's
-program would take long (:data:`LARGEST`) do without. The ranked plans follow in their order until ``patience`` plans in
-a row bring nothing better. In a wide job (:class:`simdev.planners.Job`) the first :data:`CUT` pipelines among them are
-also ranked with more stages on each rank, light end stages, and stages cut by time: layers are spread so that the cost
-model's longest stage is as short as possible. At the end, layers are moved from the rank
-that computes the longest to the one that computes the shortest, as long as that helps.
+best (:func:`estimate`). If plans of ``alpa``, whose stages have degrees of their own, may be quicker than all of them,
+some are simulated next. Jobs for which Alpa's program would take long (:data:`LARGEST`) do without. The ranked plans
+follow in their order until ``patience`` plans in a row bring nothing better. In a wide job
+(:class:`simdev.planners.Job`) the first :data:`CUT` pipelines among them are also ranked with more stages on each rank,
+light end stages, and stages cut by time: layers are spread so that the cost model's longest stage is as short as
+possible. At the end, layers are moved from the rank that computes the longest to the one that computes the shortest, as
+long as that helps.
 """
 
 from contextlib import suppress
@@ -63,9 +63,9 @@ def search(job, *, rng, budget, patience):
 
 
 def estimate(job, budget):
-    """The estimates that decide, by choice: of all that split no layer, and of what may be nearly as good as the best
-    of these that fits. Also returns the splits with their recomputation, ``(tp, cp, ep, recompute)``, of which there
-    are estimates.
+    """The estimates that decide, by choice: of all that split no layer (or have the least split that the job allows),
+    and of what may be nearly as good as the best of these that fits. Also returns the splits with their recomputation,
+    ``(tp, cp, ep, recompute)``, of which there are estimates.
 
     A split is captured once, with the least microbatch and the first kind of recomputation, for a guess: the time of
     its passes if data parallelism cost nothing. Other kinds are taken to lengthen it as they do without a split.
@@ -74,7 +74,8 @@ def estimate(job, budget):
     for choice in job.choices(base=True):
         split = group_of(choice)[:-1]
         groups.setdefault(split, {}).setdefault(choice.recompute, []).append(choice)
-    whole, *others = groups.values()  # without a split, or with the least one that the job allows
+    # Without a split, or with the least one that the job allows; meshes come in the order of their stages.
+    whole, *others = (groups[split] for split in sorted(groups)) if groups else [{}]
     kind, least = job.known_recomputes[0], min(job.microbatches)
 
     def guess(choices):
@@ -92,9 +93,12 @@ def estimate(job, budget):
     best = min((one.step_ns for one in found.values() if one.peak_bytes <= limit), default=inf)
     if not others:
         return found, {group_of(choice) for choice in chain(*whole.values())}
-    longer = {recompute: guess(choices) / guess(whole[kind]) for recompute, choices in whole.items() if kind in whole}
+    plain = guess(whole.get(kind, ()))
+    longer = {recompute: guess(choices) / plain for recompute, choices in whole.items()} if plain < inf else {}
     worth = []
     for kinds in others:
+        if budget.elapsed >= budget.seconds:
+            break
         first = guess(kinds.get(kind, ())) if best < inf else 0.0
         for recompute, choices in kinds.items():
             if first == inf or recompute not in longer or first * longer[recompute] <= WORTH * best:

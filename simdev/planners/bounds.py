@@ -102,8 +102,8 @@ def job_bound_ns(shared: SharedByPlans) -> int:
     cost of each kernel, without the collectives of data parallelism and the copies of FSDP that depend on the number of
     shards; and at least the time of FSDP's gathers, or reductions, of each microbatch. Every mesh then has a bound
     (:func:`_pipeline_bound`), and the exchange of gradients among its replicas is another one. A mesh has none if no
-    division of the layers fits into memory. If no mesh can hold a microbatch, larger ones are not looked at: they keep
-    no less.
+    division of the layers fits into memory. Where a mesh cannot hold a microbatch, larger ones are not looked at: they
+    keep no less.
 
     Models whose layers differ, or that have one, are captured whole. Their layers count as if they could be divided
     evenly, and a mesh cannot hold them if the mean over its ranks of parameters, optimizer state and what one
@@ -122,11 +122,12 @@ def choice_bounds_ns(shared: SharedByPlans, below: float | None = None) -> Itera
     for choice in shared.job.choices():
         groups.setdefault((*(choice.mesh[axis] for axis in ("cp", "ep", "tp")), choice.recompute), []).append(choice)
     for group in groups.values():
-        fits = True
+        too_large: set[Choice] = set()  # with any microbatch: larger ones keep no less
         for _, same in groupby(sorted(group, key=_size), key=_size):
             choices = list(same)
-            bounds = dict(_choice_bounds(shared, choices, least if below is None else below)) if fits else {}
-            fits = bool(bounds)
+            left = [choice for choice in choices if replace(choice, microbatch=0) not in too_large]
+            bounds = dict(_choice_bounds(shared, left, least if below is None else below)) if left else {}
+            too_large |= {replace(choice, microbatch=0) for choice in choices if choice not in bounds}
             for choice in choices:
                 least = min(least, bounds.get(choice, inf))
                 yield choice, bounds.get(choice, inf)

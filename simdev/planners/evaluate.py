@@ -36,9 +36,9 @@ class WorkersLost(SimdevError):
 
 
 class Evaluator(SharedByPlans):
-    """What plans of ``job`` do. ``workers`` processes, or those of an ``executor``, capture and simulate batches of
-    plans; their number changes no result. Processes of its own start with the first batch that needs a capture: where
-    all captures are kept, to share what is timed saves more than a second process does."""
+    """What plans of ``job`` do. ``workers`` processes, this one among them, or those of an ``executor`` capture and
+    simulate batches of plans; their number changes no result. Further processes start with the first batch that needs a
+    capture: where all captures are kept, to share what is timed saves more than a second process does."""
 
     def __init__(self, job: Job, workers: int = 1, executor: Executor | None = None):
         super().__init__(job)

@@ -2,7 +2,8 @@
 
 Each choice of the job (:meth:`simdev.planners.job.Job.choices`) has a bound, which holds however its layers are
 divided (:mod:`simdev.planners.bounds`). A choice that cannot fit, by its bound of memory, or cannot be quicker by
-``gain`` needs no simulation. The others are simulated, in the order of their estimates.
+``gain`` needs no simulation. The others are simulated, in the order of their estimates, as a search simulates: a step
+of many microbatches is extrapolated from few (:meth:`simdev.planners.evaluate.Evaluator.outcome` without ``exact``).
 """
 
 from __future__ import annotations

@@ -177,6 +177,41 @@ def test_the_best_plans_and_a_configuration(tmp_path):
     assert best["name"] in text.stdout
 
 
+SLOW = """
+from simdev.parallel import Mesh
+from simdev.planners import Choice, planner
+
+
+@planner("slow", version=1, family="test", source="the tests")
+def slow(job, *, rng, budget):
+    return Choice(Mesh({"pp": 2, "dp_replicate": 4}), 1)
+"""
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, "lost"])
+def test_a_proof_that_ends_early_keeps_the_best_plan(error, tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    from simdev.planners import PlanBudget
+    from simdev.planners.evaluate import WorkersLost
+
+    job = ["plan", GPT, "dgx-a100", "--batch", "16", "--microbatch", "1,2", "--recompute", "none", "-j", "1", "--json"]
+    best = json.loads(run(*job, "--prove", "0").stdout)["plans"][0]
+    evaluate = PlanBudget.evaluate_many
+
+    def until_better(self, choices):
+        found = evaluate(self, choices)
+        if any(one.fits and one.time_ns / 1e9 == best["step_time_s"] for one in found):
+            raise WorkersLost("a worker has ended") if error == "lost" else KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(PlanBudget, "evaluate_many", until_better)
+    (tmp_path / "mine.py").write_text(SLOW)
+    done = run(*job, "-p", f"{tmp_path}/mine.py:slow", "--prove", "0")
+    found = json.loads(done.stdout)
+    assert found["plans"][0]["name"] == best["name"] and "proof" not in found
+    assert "nothing is proven of the best plan so far" in done.stderr
+
+
 def test_it_is_proven_that_no_plan_is_quicker():
     pytest.importorskip("torch")
     job = ["plan", GPT, "dgx-a100", "--batch", "16", "--microbatch", "1,2", "--recompute", "none", "-j", "1"]

@@ -329,7 +329,7 @@ def test_fields_of_lists_and_factors_get_values_with_which_a_step_runs(monkeypat
 
     monkeypatch.setattr(diffusers, "OpenModel", Sizes, raising=False)
     graph = capture_package("diffusers:OpenModel")
-    assert graph.meta["inputs_from"].endswith('makes no model; it has sizes={"width":[1.0]}, which is made up)')
+    assert graph.meta["inputs_from"].endswith('its step does not run; it has sizes={"width":[1.0]}, which is made up)')
     monkeypatch.setattr(diffusers, "OpenModel", Lists, raising=False)
     fields = "num_layers=1,num_single_layers=1,num_attention_heads=4,axes_dims_rope=[8,4,4]"
     found = remedies.fields_that_run("diffusers:OpenModel")

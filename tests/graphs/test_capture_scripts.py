@@ -465,6 +465,31 @@ def test_fake_tensors_give_the_graph_of_the_real_run(tmp_path, capsys):
     assert set(fake.meta["unknown_numbers"]) == {"line 12"} == set(fake.meta["taken_as_finite"])
 
 
+SCRIPTED = """
+import math, torch
+
+@torch.jit.script
+def gelu(x):
+    return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
+
+model = torch.nn.Linear(100, 100)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    loss = gelu(model(torch.randn(8, 100))).mean()
+    loss.backward()
+    optimizer.step()
+    print(math.log(loss.item()))
+"""
+
+
+def test_torchscript_knows_the_functions_of_math_in_a_run_on_fake_tensors(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPTED)
+    found = len(torch.jit._builtins._get_builtin_table())
+    assert capture_script(path, fake=True).meta["flops"] > 0
+    assert len(torch.jit._builtins._get_builtin_table()) == found
+
+
 SHARED = """
 model = torch.nn.Sequential(torch.nn.Linear(16, 4), torch.nn.BatchNorm1d(4)).share_memory()
 torch.distributed.init_process_group("nccl")

@@ -155,7 +155,7 @@ def test_all_fields_that_a_configuration_lacks_are_named_at_once(monkeypatch):
     graph = capture_package(target, length=8)
     fields = "first_width=1,second_width=1,third_width=1"
     assert graph.meta["source"] == f"{target[:-1]},{fields}]" and fields in graph.name
-    assert f"makes no model; it has {fields}, which is made up)" in graph.meta["inputs_from"]
+    assert f"its step does not run; it has {fields}, which is made up)" in graph.meta["inputs_from"]
     monkeypatch.setattr("simdev.graphs.capture.remedies.values_that_run", lambda target, unset: None)
     with pytest.raises(InvalidInput, match=r"leaves first_width, second_width, third_width open.*third_width=\.\.\.\]"):
         capture_package(target, length=8)

@@ -5,8 +5,9 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from collections import Counter
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from multiprocessing import get_context
@@ -151,6 +152,26 @@ def test_what_is_proven_holds_of_every_plan(gain, room, tiny_job):
     short = PlanBudget(evaluator, evaluations=1)
     assert prove(short, worst, 0.0).left > 0 and short.used == 1
     assert prove(PlanBudget(evaluator, seconds=1e-9), worst, gain).left == proof.plans
+
+
+def test_larger_microbatches_of_other_meshes_are_bounded(tiny_job, monkeypatch):
+    """Two sequences on each of four ranks do not divide twelve, three do: that nothing fits with two says nothing."""
+    from simdev.planners import bounds
+
+    job = tiny_job.with_changes(microbatches=(2, 3), batch=12, recomputes=("none",))
+    only = {choice for choice in job.choices() if choice.microbatch == 3 and choice.mesh["dp_replicate"] == 4}
+    assert only and not any(c.microbatch == 2 and c.mesh["dp_replicate"] == 4 for c in job.choices())
+    asked: list = []
+
+    def bounded(shared, choices, below):
+        asked.extend(choices)
+        return [(choice, 1.0) for choice in choices if choice in only]
+
+    monkeypatch.setattr(bounds, "_choice_bounds", bounded)
+    found = dict(bounds.choice_bounds_ns(Evaluator(job), 2.0))
+    assert found.keys() == set(job.choices()) and {one for one in found if found[one] == 1.0} == only
+    both = {replace(one, microbatch=2) for one in found if one.microbatch == 3} & found.keys()
+    assert both and not {replace(one, microbatch=3) for one in both} & set(asked)
 
 
 def test_a_plan_that_was_only_estimated_to_be_too_large_proves_nothing(tiny_job, tiny_evaluator, monkeypatch):
@@ -323,7 +344,7 @@ def test_search_estimates_the_splits_of_a_layer_that_may_pay(slower, kinds, fits
         return SimpleNamespace(pass_ns=np.full((2, job.layers + 1), passes))
 
     class Budget:
-        evaluator = None
+        evaluator, elapsed, seconds = None, 0.0, 1.0
 
         def estimates(self, choices):
             peak = 1 if fits else most
@@ -337,6 +358,67 @@ def test_search_estimates_the_splits_of_a_layer_that_may_pay(slower, kinds, fits
     wanted = {one for one in split if one.recompute in kinds} if fits else split
     assert split and found.keys() == (every - split) | wanted
     assert splits == {search.group_of(one) for one in found}
+
+
+def test_search_begins_with_the_least_split(tiny_job, monkeypatch):
+    """Meshes come in the order of their stages; with fewer sequences than ranks, the first ones split a layer. Without
+    a plan of the least microbatch, there is no guess, and all is estimated."""
+    from simdev.baselines.planners import search
+
+    asked = []
+
+    class Budget:
+        evaluator, elapsed, seconds = None, 0.0, 1.0
+
+        def estimates(self, choices):
+            asked.append(list(choices))
+            return {}
+
+    passes = np.ones((2, tiny_job.layers + 1))
+    monkeypatch.setattr(search, "stage_costs", lambda *_: SimpleNamespace(pass_ns=passes))
+    for changes in ({"batch": 2}, {"batch": 12, "microbatches": (2, 3)}):
+        job = tiny_job.with_changes(**changes)
+        choices = list(job.choices(base=True))
+        asked.clear()
+        search.estimate(job, Budget())
+        least = min(search.group_of(one)[:-1] for one in choices)
+        assert {search.group_of(one)[:-1] for one in asked[0]} == {least}
+        assert {*asked[0], *asked[1]} == set(choices)
+
+
+def test_the_command_does_what_no_worker_has_begun(tiny_job):
+    """In order, also if it does the last ones first; what is left is taken back when nobody asks any more."""
+    here: list[int] = []
+
+    class Pool:
+        def submit(self, function, task):
+            future = Future()
+            if task < 2:  # a worker has these
+                future.set_running_or_notify_cancel()
+                threading.Timer(0.2 * (task + 1), lambda: future.set_result(function(task))).start()
+            futures.append(future)
+            return future
+
+        def shutdown(self, **_):
+            pass
+
+    futures: list[Future] = []
+    evaluator = Evaluator(tiny_job, workers=2)
+    evaluator._executor = Pool()
+    found = evaluator._answers(lambda task: ("there", task), range(5), lambda task: here.append(task) or ("here", task))
+    assert list(found) == [("there", 0), ("there", 1), ("here", 2), ("here", 3), ("here", 4)]
+    assert sorted(here) == [2, 3, 4] and here[0] == 4
+    futures.clear()
+    answers = evaluator._answers(lambda task: task, range(5), lambda task: task)
+    next(answers)
+    answers.close()
+    assert all(future.cancelled() or future.running() or future.done() for future in futures)
+
+    def fails(task):
+        raise ValueError(task)
+
+    with pytest.raises(ValueError):
+        list(evaluator._answers(lambda task: task, range(5), fails))
 
 
 def test_search_tries_interleaved_stages(tiny_job):

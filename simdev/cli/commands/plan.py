@@ -75,8 +75,8 @@ def plan(
     prove: Annotated[
         float | None,
         typer.Option(
-            help="Then prove that no plan of the space is quicker by this share (0.02: 2 %): simulate all that may be, "
-            "by their bounds."
+            help="Then prove, within --evaluations and --seconds, that no plan of the space is quicker by this share "
+            "(0.02: 2 %): simulate all that may be, by their bounds."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of planners that draw at random.")] = 0,
@@ -157,10 +157,10 @@ def plan(
             tell=progress,
             screen=True,
         )
-        choice = _searched(spec, params, job, budget, seed)
-        proof = _proved(budget, choice, prove) if prove is not None else None
-        if proof and budget.best is not None:
-            choice = budget.best.choice
+        choice, stopped = _searched(spec, params, job, budget, seed)
+        proof = None
+        if prove is not None and not stopped:
+            proof, choice = _proved(budget, choice, prove)
         best = evaluator.outcome(choice, always=True)
         others = [o for o in sorted(budget.tried.values()) if o.choice != choice and o.step_ns is not None]
         helps = what_helps(job, budget, best)
@@ -197,20 +197,20 @@ def plan(
         print(f"\n{text}", end="")
 
 
-def _searched(spec: PlannerSpec, params: dict, job: Job, budget: PlanBudget, seed: int) -> Choice:
-    """The planner's answer. Ctrl-C ends the search and answers with the best plan so far."""
+def _searched(spec: PlannerSpec, params: dict, job: Job, budget: PlanBudget, seed: int) -> tuple[Choice, bool]:
+    """The planner's answer, and whether Ctrl-C ended the search, which then answers with the best plan so far."""
     import numpy as np
 
     from simdev.planners.figures import why_none_fits
 
     try:
-        return spec.plan(job, rng=np.random.default_rng(seed), budget=budget, **params)
+        return spec.plan(job, rng=np.random.default_rng(seed), budget=budget, **params), False
     except KeyboardInterrupt:
         if budget.best is None:
             print("simdev: interrupted before any plan fitted", file=sys.stderr)
             raise typer.Exit(130) from None
         print(f"simdev: interrupted after {budget.used} plans; the best so far", file=sys.stderr)
-        return budget.best.choice
+        return budget.best.choice, True
     except BudgetExhausted as error:
         message = f"{error}; none fits{why_none_fits(job, budget)}"
         raise InvalidInput(message, source=f"planner {spec.name}") from None
@@ -218,17 +218,22 @@ def _searched(spec: PlannerSpec, params: dict, job: Job, budget: PlanBudget, see
         raise Unsupported(f"{error}{why_none_fits(job, budget)}") from None
 
 
-def _proved(budget: PlanBudget, choice: Choice, gain: float) -> Proof | None:
-    """What is proven of the planner's answer, or of a better plan that was found meanwhile; nothing of a plan that does
-    not fit, or after Ctrl-C."""
+def _proved(budget: PlanBudget, choice: Choice, gain: float) -> tuple[Proof | None, Choice]:
+    """What is proven of the planner's answer, and the best plan that is known then. Nothing is proven of a plan that
+    does not fit, after Ctrl-C, or if a worker is lost."""
     from simdev.planners import prove
+    from simdev.planners.evaluate import WorkersLost
 
-    best = budget.evaluator.outcome(choice, exact=False)
+    best, proof = budget.evaluator.outcome(choice, exact=False), None
+    if not best.fits:
+        return None, choice
     try:
-        return prove(budget, best, gain) if best.fits else None
+        proof = prove(budget, best, gain)
     except KeyboardInterrupt:
         print("simdev: interrupted; nothing is proven of the best plan so far", file=sys.stderr)
-        return None
+    except WorkersLost as error:
+        print(f"simdev: {error}; nothing is proven of the best plan so far", file=sys.stderr)
+    return proof, budget.best.choice if budget.best is not None else choice
 
 
 def _who_can(write: str | None, job: Job, choice: Choice) -> str:

@@ -191,7 +191,7 @@ def capture_package(
         except (InvalidInput, Unsupported):
             raise refusal from error
         graph.meta["inputs_from"] += (
-            f" (its default configuration makes no model; it has {_more_fields(target, example)}, which is made up)"
+            f" (without more fields its step does not run; it has {_more_fields(target, example)}, which is made up)"
         )
         return graph
     if dropped := whole_layers(target):

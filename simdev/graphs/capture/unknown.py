@@ -81,10 +81,10 @@ class Fakes:
         enter(_set(torch, "save", self._save(torch.save)))
         enter(_set(torch, "load", self._load(torch.load)))
         for name in FINITE:
-            enter(_set(math, name, self._finite(name, getattr(math, name))))
+            enter(_in_math(name, self._finite(name, getattr(math, name))))
             enter(_set(np, name, self._finite(name, getattr(np, name))))
         for name in FUNCTIONS:
-            enter(_set(math, name, _computed(getattr(math, name))))
+            enter(_in_math(name, _computed(getattr(math, name))))
         enter(self.shadows)
         enter(self.quiet)
         enter(_Reads(self))
@@ -411,6 +411,22 @@ def _without_modes(original):
             return original(*args, **kwargs)
 
     return call
+
+
+@contextmanager
+def _in_math(name: str, value):
+    """A function in place of one of Python's ``math``, which TorchScript knows functions of by their identity."""
+    from torch.jit import _builtins
+
+    table = _builtins._get_builtin_table()
+    known = table.get(id(getattr(math, name)))
+    if known is not None:
+        table[id(value)] = known
+    try:
+        with _set(math, name, value):
+            yield
+    finally:
+        table.pop(id(value), None)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from inspect import signature
 from math import gcd, prod
 from typing import Any, NamedTuple
 
@@ -38,6 +39,7 @@ from simdev.user_file import sentence
 
 PLANNING_MIB = 950  # of address space: PyTorch, and the compiled engine with LLVM and SciPy
 FEW = 3  # layers in the shorter capture: a first one, a last one, and one in between (FSDP prefetches across layers)
+LISTS = 6  # that the part of PyTorch's Adam which makes its state takes; other releases may take others
 KINDS = ("backward first", "backward further", "backward last", "backward only")
 FIRST_FORWARD = "forward after start"
 TIMES = ("first", "second", "further")
@@ -570,9 +572,10 @@ class StageRun:
             if parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
         with HostAnswers(), torch.no_grad():
-            if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
+            adam = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
+            if adam and len(signature(optimizer._init_group).parameters) == 1 + LISTS:
                 for group in optimizer.param_groups:
-                    optimizer._init_group(group, [], [], [], [], [], [])
+                    optimizer._init_group(group, *([] for _ in range(LISTS)))
             else:
                 optimizer.step()
         optimizer.zero_grad()

@@ -563,7 +563,7 @@ class StageRun:
 
     def _warm(self, optimizer, module) -> None:
         """A step before the recorded one, so that the optimizer has its state; of PyTorch's Adam only the part that
-        makes the state, which takes a tenth of the time."""
+        makes the state."""
         import torch
 
         from simdev.parallel.capture.record import HostAnswers
@@ -610,4 +610,4 @@ def _shard_unit(module, mesh: Mesh) -> int:
 
 def local_of(tensor):
     """The part of a tensor that this rank holds."""
-    return getattr(tensor, "_local_tensor", tensor)  # tolocal_of() makes a view, for autograd
+    return getattr(tensor, "_local_tensor", tensor)  # to_local() makes a view, for autograd

@@ -1,12 +1,35 @@
 """The ``simdev`` command, also as ``python -m simdev``. All else is imported inside, so that Ctrl-C is one sentence
 during the imports, too."""
 
+import atexit
 import os
 import sys
 
 
+def command() -> None:
+    """Entry point: :func:`main`, after which the process ends without freeing its objects one by one, which takes
+    seconds after a search of plans."""
+    status = 1  # also of an error that Python prints
+
+    def leave() -> None:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            return  # Python's own end says what is wrong
+        os._exit(status)
+
+    atexit.register(leave)  # before all others, so that it is called after them
+    try:
+        main()
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+
+
 def main() -> None:
-    """Entry point: exits with 130 on Ctrl-C, otherwise as :func:`simdev.cli.main.main` does."""
+    """Exits with 130 on Ctrl-C, otherwise as :func:`simdev.cli.main.main` does."""
     try:
         _one_thread_in_little_memory()
         from simdev.cli.main import main as run
@@ -29,4 +52,4 @@ def _one_thread_in_little_memory() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command()

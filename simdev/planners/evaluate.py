@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from dataclasses import replace
@@ -28,6 +30,9 @@ RECORDING = 5  # arguments of a recording; a capture has eight
 # New objects after which the garbage collector runs inside ``with Evaluator(...)``. Programs consist of hundreds of
 # thousands of calls that live as long as the evaluator: to search them for garbage takes a sixth of a search.
 SELDOM = 100_000
+# Seconds of work that a batch must have left for further processes to start: each takes 2 to 3 s of a processor to load
+# PyTorch and to learn what this one knows.
+PAYS_S = 10.0
 HOPELESS = 1.3  # estimated memory over the capacity, from which a plan is not even captured
 
 
@@ -37,8 +42,9 @@ class WorkersLost(SimdevError):
 
 class Evaluator(SharedByPlans):
     """What plans of ``job`` do. ``workers`` processes, this one among them, or those of an ``executor`` capture and
-    simulate batches of plans; their number changes no result. Further processes start with the first batch that needs a
-    capture: where all captures are kept, to share what is timed saves more than a second process does."""
+    simulate batches of plans; their number changes no result. Further processes start with the first batch that needs
+    captures of more than :data:`PAYS_S` seconds: where there are fewer, to share what is timed saves more than a second
+    process does."""
 
     def __init__(self, job: Job, workers: int = 1, executor: Executor | None = None):
         super().__init__(job)
@@ -169,14 +175,22 @@ class Evaluator(SharedByPlans):
 
     def _answers(self, function: Callable, tasks: Iterable, here: Callable) -> Iterator:
         """What the workers answer to ``function`` of each task, in order. Of processes of its own there is one fewer
-        than workers: while an answer is due, tasks that none has begun are done ``here``, the last ones first. Raises
-        :class:`WorkersLost` if a worker has ended."""
+        than workers. They start when tasks like the quickest so far would take more than :data:`PAYS_S` seconds; until
+        then tasks are done ``here``. So are later ones that none has begun while an answer is due, the last ones first.
+        Raises :class:`WorkersLost` if a worker has ended."""
         asked: list[Future] = []
         try:
             if not self._own:
                 yield from self._pool().map(function, tasks)
                 return
-            given, own = list(tasks), {}
+            given, own, least = list(tasks), {}, 0.0
+            while self._executor is None and least * len(given) <= PAYS_S:
+                if not given:
+                    return
+                began = time.monotonic()
+                answer = here(given.pop(0))
+                least = min(least or math.inf, time.monotonic() - began)
+                yield answer
             asked += [self._pool().submit(function, task) for task in given]
             for number, answer in enumerate(asked):
                 while number not in own and not answer.done():

@@ -678,6 +678,37 @@ def test_what_ends_a_command_from_outside_is_one_sentence(monkeypatch, capsys, e
     assert (ended.value.code, capsys.readouterr().err) == (code, message)
 
 
+ENDS = """
+import atexit, sys
+from simdev import __main__
+
+class Freed:
+    def __del__(self):
+        print("freed")
+
+kept = Freed()
+
+def main():
+    atexit.register(print, "handler")
+    print("said")
+    {end}
+
+__main__.main = main
+__main__.command()
+"""
+
+
+@pytest.mark.parametrize(
+    "end, code",
+    [("pass", 0), ("sys.exit()", 0), ("sys.exit(2)", 2), ("sys.exit('why')", 1), ("sys.exit(130)", 130), ("1 / 0", 1)],
+)
+def test_a_process_ends_without_freeing_its_objects(end, code):
+    """With its exit code, after what other code wants to be called, and with all that it printed."""
+    done = subprocess.run([sys.executable, "-c", ENDS.format(end=end)], capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout) == (code, "said\nhandler\n"), done.stderr
+    assert ("ZeroDivisionError" in done.stderr) == (end == "1 / 0") and ("why" in done.stderr) == ("why" in end)
+
+
 def test_an_interrupted_verification_prints_what_it_found(monkeypatch, capsys):
     from simdev.bench.check import Difference
 

@@ -1,6 +1,7 @@
 """Planners: the protocol, the registry, what each finds, a Dask cluster, and the files of plans."""
 
 import json
+import math
 import os
 import pickle
 import subprocess
@@ -436,7 +437,7 @@ def test_the_number_of_workers_changes_nothing(tiny_job, tiny_evaluator):
         assert list(Evaluator(tiny_job, executor=pool).outcomes(choices)) == list(tiny_evaluator.outcomes(choices))
 
 
-def test_workers_start_only_to_capture(tiny_job, tiny_evaluator, tmp_path, monkeypatch):
+def test_workers_start_only_for_long_captures(tiny_job, tiny_evaluator, tmp_path, monkeypatch):
     class Started(Exception):
         pass
 
@@ -448,7 +449,12 @@ def test_workers_start_only_to_capture(tiny_job, tiny_evaluator, tmp_path, monke
     monkeypatch.setattr(Evaluator, "_pool", pool)
     warm = Evaluator(tiny_job, workers=2)
     assert (list(warm.outcomes(choices)), list(warm.estimates(choices))) == wanted
-    monkeypatch.setenv(kept.APART, str(tmp_path))
+    monkeypatch.setenv(kept.APART, str(tmp_path / "for one process"))
+    monkeypatch.setattr(evaluate, "PAYS_S", math.inf)
+    cold = Evaluator(tiny_job, workers=2)
+    assert (list(cold.outcomes(choices)), list(cold.estimates(choices))) == wanted
+    monkeypatch.setattr(evaluate, "PAYS_S", 0)  # what is left after the first task is then enough
+    monkeypatch.setenv(kept.APART, str(tmp_path / "for two"))
     for batch in ("outcomes", "estimates"):
         with pytest.raises(Started):
             list(getattr(Evaluator(tiny_job, workers=2), batch)(choices))

@@ -142,7 +142,7 @@ def unset_fields(target: str, error: BaseException) -> list[str]:
     import torch
 
     found: list[str] = []
-    while new := [name for name in _unset(target, error) if name not in found]:
+    while new := [name for name in open_fields(target, error) if name not in found]:
         found += new
         for name in new:
             target = with_field(target, name, _small_value(target, name))
@@ -173,6 +173,11 @@ def _small_value(target: str, field: str) -> str:
 def is_switch(config, name: str) -> bool:
     """Whether the class of a configuration declares a field as one that is on or off."""
     return re.match(r"(Optional\[)?bool\b(?!.*\b(int|str)\b)", declared_type(config, name)) is not None
+
+
+def is_list(config, name: str) -> bool:
+    """Whether the class of a configuration declares a field as a list."""
+    return re.match(r"(Optional\[)?(list|List|tuple|Tuple)\b", declared_type(config, name)) is not None
 
 
 def declared_type(config, name: str) -> str:
@@ -228,7 +233,7 @@ def cause_of(error: BaseException) -> BaseException:
     return error
 
 
-def _unset(target: str, error: BaseException) -> list[str]:
+def open_fields(target: str, error: BaseException) -> list[str]:
     """Fields that the default configuration of a model leaves open or lacks, and that ``error`` names as code (`field`)
     or that the function which failed reads. A field of a configuration inside another has the names of both, with a dot
     between them."""

@@ -24,8 +24,10 @@ from simdev.graphs.capture.packages import (
     cause_of,
     declared_type,
     given_fields,
+    is_list,
     is_switch,
     needed_arguments,
+    open_fields,
     owner_of,
     package_step,
     part_of,
@@ -119,8 +121,13 @@ def factors_of_one(target: str, error: InvalidInput) -> list[tuple[str, str]]:
 
 
 def _runs(target: str, fields: list[tuple[str, str]]) -> bool:
-    """Whether the step of a model with some more fields runs on tensors without memory, as far as these lead it: one
-    that asks for values is run for real by its capture, if its parameters are small."""
+    """Whether the step of a model with some more fields runs: see :func:`_fault`."""
+    return _fault(target, fields) is None
+
+
+def _fault(target: str, fields: list[tuple[str, str]]) -> Exception | None:
+    """The error of the step of a model with some more fields on tensors without memory, as far as these lead it; None
+    if there is none: one that asks for values is run for real by its capture, if its parameters are small."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from simdev.graphs.capture.rewrites import as_on_gpu, fake_construction
@@ -137,15 +144,15 @@ def _runs(target: str, fields: list[tuple[str, str]]) -> bool:
                 assert isinstance(step, TrainingStep)
                 held = sum(map(storage_bytes, step.model.parameters()))
                 step.loss(step.model, *step.inputs)
-        except ON_VALUES:
-            return held <= MOST_REAL_BYTES
+        except ON_VALUES as error:
+            return error if held > MOST_REAL_BYTES else None
         except Exception as error:  # other fields may make it run
             needed = [name for name in needed_arguments(error) if name not in optional]
             if not needed:
-                return False
+                return error
             optional = (*optional, *needed)
         else:
-            return True
+            return None
 
 
 def _with(target: str, fields: list[tuple[str, str]]) -> str:
@@ -356,14 +363,23 @@ def values_that_run(target: str, unset: list[str]) -> str | None:
     for size in (64, 1):
         values: dict[str, Any] = {
             "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2, r"\w*(rate|dropout)": 0.0,
-            r"\w*(local|routed|num)_experts": 8, r"\w*(size|dim)": size, r"\w+": 1,
+            r"\w*(local|routed|num)_experts": 8, r"\w*channels": [size], r"\w*kernel_sizes": [3],
+            r"\w*(size|dim)": size, r"\w+": 1,
         }  # fmt: skip
-        names = {field: field.rpartition(".")[2] for field in unset}
-        chosen = {field: next(values[kind] for kind in values if re.fullmatch(kind, names[field])) for field in unset}
-        chosen |= {field: False for field in unset if is_switch(*owner_of(config, field, target))}
-        fields = [(field, json.dumps(value, separators=(",", ":"))) for field, value in chosen.items()]
-        if _runs(target, fields):
-            return _with(target, fields)
+        chosen: dict[str, Any] = {}
+        more = unset
+        while more:
+            for field in more:
+                owner, name = owner_of(config, field, target)
+                kinds = [kind for kind in values if re.fullmatch(kind, name)]
+                if declared_type(owner, name):
+                    kinds = [kind for kind in kinds if isinstance(values[kind], list) == is_list(owner, name)]
+                chosen[field] = False if is_switch(owner, name) else values[(*kinds, r"\w+")[0]]
+            fields = [(field, json.dumps(value, separators=(",", ":"))) for field, value in chosen.items()]
+            fault = _fault(target, fields)
+            if fault is None:
+                return _with(target, fields)
+            more = [field for field in open_fields(_with(target, fields), cause_of(fault)) if field not in chosen]
     return None
 
 

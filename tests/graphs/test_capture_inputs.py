@@ -572,7 +572,7 @@ def test_open_fields_of_transformers_get_an_example_that_runs(monkeypatch):
     assert found == f"transformers:GPT2Model[{small},n_inner=1]"
     assert remedies.values_that_run("transformers:GPT2Model", []) is None
     tried = []
-    monkeypatch.setattr(remedies, "_runs", lambda target, fields: tried.append(fields))
+    monkeypatch.setattr(remedies, "_fault", lambda target, fields: tried.append(fields) or ValueError("no"))
     assert remedies.values_that_run("transformers:GPT2Model", ["layer_types", "head_dim", "dropout_rate"]) is None
     few = [("num_hidden_layers", "2"), ("layer_types", '["full_attention","full_attention"]')]
     assert tried == [[*few, ("head_dim", size), ("dropout_rate", "0.0")] for size in ("64", "1")]
@@ -889,3 +889,63 @@ def test_encoded_inputs_and_merged_patches_are_made_up(model, inputs):
         pytest.skip("this release of transformers does not have the model")
     said = " ".join(_inputs(capture_package(f"transformers:{model}")))
     assert all(f"{name} f32[{','.join(map(str, shape))}]" in said for name, shape in inputs.items())
+
+
+def test_inputs_follow_from_what_the_code_of_a_model_reads():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.transformers_inputs import _tokens_of_codebooks, _whole_waves, hf_labels, made_up_inputs
+
+    class Wave(torch.nn.Module):
+        config = transformers.PreTrainedConfig(samples_per_token=1920)
+
+        def forward(self, input_values):
+            return input_values.shape[1] % self.config.samples_per_token == 0
+
+    assert _whole_waves(Wave(), Wave.config) == [(17_280,)]
+    codes = transformers.PreTrainedConfig(num_codebooks=3)
+    (beside,) = _tokens_of_codebooks(Wave(), codes, {"input_ids": torch.zeros(2, 5, dtype=torch.int64)})
+    assert beside["input_ids"].shape == (2, 5, 4), "a token of the text, and one of each codebook"
+
+    class Speech(transformers.BertModel):
+        def forward(self, input_ids, labels=None):
+            """
+            labels (`torch.Tensor` of shape `(batch_size, sequence_length, config.num_mel_bins)`, *optional*):
+                Spectrogram.
+            """
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    speech = Speech(transformers.BertConfig(**sizes, num_mel_bins=6))
+    assert hf_labels(speech, speech.config, {"input_ids": torch.zeros(2, 5)})["labels"].shape[::2] == (2, 6)
+
+    class Packed(transformers.BertModel):
+        main_input_name = "pixel_values"
+
+        def forward(self, pixel_values, target_sizes=None):
+            pass
+
+    packed = Packed(transformers.BertConfig(**sizes, patch_size=2))
+    inputs = made_up_inputs(packed, 3, None)
+    assert inputs["pixel_values"].shape == (1, 3, 2, 2 * inputs["target_sizes"].prod(1).sum())
+
+
+def test_a_default_configuration_that_fails_gets_what_its_code_asks_for():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.remedies import heads_that_divide, switch_of_part, values_that_follow, values_that_run
+
+    small = "hidden_size=12,num_hidden_layers=1,intermediate_size=8,vocab_size=20,max_position_embeddings=16"
+    error = ValueError("hidden_size (12) must be divisible by num_heads (5).")
+    assert heads_that_divide(f"transformers:BertModel[{small}]", error) == []  # it is 12, which divides
+    target = "transformers:SiglipVisionModel[hidden_size=12,num_hidden_layers=1,intermediate_size=8,image_size=32]"
+    error = ValueError("embed_dim must be divisible by num_heads (got `embed_dim`: 12 and `num_heads`: 12).")
+    assert heads_that_divide(target, error) == [("num_attention_heads", "6")]
+    layer = transformers.models.blip_2.modeling_blip_2.Blip2QFormerLayer
+    absent = AttributeError(name="intermediate", obj=object.__new__(layer))
+    found = switch_of_part("transformers:Blip2ForImageTextRetrieval", absent)
+    assert found == [("qformer_config.use_qformer_text_input", "true")]
+    assert switch_of_part("transformers:Blip2Model", AttributeError(name="other", obj=object.__new__(layer))) == []
+    found = values_that_follow("transformers:DbrxModel", ["attn_config.rope_theta"])
+    assert found == [("attn_config.rope_theta", "10000.0")]
+    heads = ["head_config.upsample_out_channels", "head_config.upsample_kernel_sizes", "head_config.use_pixel_shuffle"]
+    heads += ["head_config.conv_out_channels", "head_config.conv_kernel_sizes"]
+    model = "transformers:Sapiens2ForSemanticSegmentation[num_hidden_layers=1,image_size=64]"
+    assert "upsample_out_channels=[64],head_config.upsample_kernel_sizes=[3]" in values_that_run(model, heads)

@@ -634,3 +634,52 @@ def test_contents_that_replace_a_parameter_are_its_update():
 
     graph = capture(CustomStep(nn.Linear(8, 4), DATA[:1], step), "replaced")
     assert [graph.op_names[op] for op in np.flatnonzero(graph.op_phase == 2)] == ["weight/update", "bias/update"]
+
+
+WIDE = 2048  # so wide that the values of the router's weights are not known
+
+
+class Routed(torch.nn.Module):
+    """Experts as transformers' eager code runs them: a loop over those that a token goes to."""
+
+    def __init__(self, experts: int):
+        super().__init__()
+        self.num_experts = experts
+        self.router = torch.nn.Linear(WIDE, experts)
+        self.up = torch.nn.Parameter(torch.randn(experts, WIDE, 16))
+        self.down = torch.nn.Parameter(torch.randn(experts, 16, WIDE))
+
+    def forward(self, tokens):
+        weights, chosen = self.router(tokens).softmax(-1).topk(2, dim=-1)
+        mask = torch.nn.functional.one_hot(chosen, num_classes=self.up.shape[0]).permute(2, 1, 0)
+        out = torch.zeros_like(tokens)
+        for (expert,) in (mask.sum(dim=(-1, -2)) > 0).nonzero():
+            place, row = torch.where(mask[expert])
+            hidden = torch.nn.functional.silu(tokens[row] @ self.up[expert])
+            out.index_add_(0, row, hidden @ self.down[expert] * weights[row, place, None])
+        return out
+
+
+def routed_step():
+    return TrainingStep(Routed(4), (torch.randn(64, WIDE),), lambda model, tokens: model(tokens).sum())
+
+
+def test_routers_of_experts_too_large_to_run_send_tokens_evenly(monkeypatch):
+    """The products of a token have the same FLOPs whichever experts it goes to, if every expert gets one."""
+    from simdev.graphs.capture import run as runs
+
+    real = runs.run(routed_step, "routed", {})
+    assert real.meta["values"] in ("forward", "real")
+    monkeypatch.setattr(runs, "MOST_REAL_BYTES", 0)
+    even = runs.run(routed_step, "routed", {})
+    assert even.meta["values"] == "even routers"
+    products = [
+        sum(flops for flops, op in zip(graph.op_flops, graph.op_kind, strict=True) if "mm" in graph.kinds[op])
+        for graph in (even, real)
+    ]
+    assert products[0] == products[1] > 0
+    rows = [text for text in signatures(even, "mm") if text.startswith("mm(f32[32,2048],")]
+    assert len(rows) >= 4, "64 tokens with two choices each, on four experts"
+    monkeypatch.setattr(runs, "MOST_EXPERTS", 3)
+    with pytest.raises(Unsupported, match="smaller model"):
+        runs.run(routed_step, "routed", {})

@@ -208,7 +208,8 @@ def recounted(target: str, held_bytes: int, optional: list[str] | tuple = ()) ->
 
     from simdev.graphs.capture.packages import package_step
     from simdev.graphs.capture.rewrites import fake_construction, grouped_products
-    from simdev.graphs.capture.shadows import Shadows
+    from simdev.graphs.capture.run import numbers_of_experts
+    from simdev.graphs.capture.shadows import MOST_ROUTED, Shadows
     from simdev.graphs.capture.trace import grouped_backward_flops
 
     def backward(gradient, image, weight, *rest, out_val=None, **kwargs):
@@ -251,6 +252,7 @@ def recounted(target: str, held_bytes: int, optional: list[str] | tuple = ()) ->
         return counter.get_total_flops() + sum(again)
 
     if held_bytes > MOST_REAL_BYTES:
+        values.experts, values.most_elements = numbers_of_experts(step.model), MOST_ROUTED
         with mode, values:
             return counted | {"pytorch_flops": count(step.model, step.inputs)}
     try:

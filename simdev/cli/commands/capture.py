@@ -177,7 +177,12 @@ def _notes(step: str, graph) -> list[str]:
     if "whole_layers" in meta:
         shares = ", ".join(f"{field}={share}" for field, share in meta["whole_layers"].items())
         lines.append(f"the step has every layer, of which training leaves some out at random ({shares})")
-    if "marked_by" not in meta and "values" in meta:
+    if meta.get("values") == "even routers":
+        lines.append(
+            "the step depends on values, and its parameters are too large to run it: its routers send tokens to all "
+            "experts evenly; whichever they choose, the products of a token have the same FLOPs"
+        )
+    elif "marked_by" not in meta and "values" in meta:
         ran = {"forward": "its forward pass", "real": "it"}[meta["values"]]
         lines.append(f"the step depends on values: {ran} ran for real on the given inputs, whose sizes the graph has")
     if "first_call_flops" in meta:

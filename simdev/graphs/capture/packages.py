@@ -254,16 +254,22 @@ def open_fields(target: str, error: BaseException) -> list[str]:
     if isinstance(error, AttributeError) and isinstance(error.obj, transformers.PreTrainedConfig):
         inside = [key for key, part in vars(config).items() if type(part) is type(error.obj)]
         return [".".join([*inside[:1], error.name])]
-    if "NoneType" in str(error) or str(error).startswith("empty() takes"):  # which is how it says that a size is None
+    if re.search(r"NoneType|^empty\(\) takes|are none!$", str(error)):  # which is how PyTorch says that a size is None
         inside = str(Path(transformers.__file__).parent)
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         for frame in [one for one in frames if one.f_code.co_filename.startswith(inside)][-1:]:
             code, absent = frame.f_code, [name for name, value in frame.f_locals.items() if value is None]
             named += [name for name in (*code.co_names, *code.co_consts, *absent) if isinstance(name, str)]
         for owner, name in attributes_without_value(error):  # what the module calls a field
-            named += re.findall(rf"self\.{name} = (?:\w+\.)*config\.(\w+)", inspect.getsource(type(owner)))
+            found = re.findall(rf"self\.{name} = (?:\w+\.)*(\w*config)\.(\w+)", inspect.getsource(type(owner)))
+            named += [part for parts in found for part in parts]
     inner = {f"{key}.": part for key, part in vars(config).items() if hasattr(part, "model_type") and key in named}
-    usual = {*given, *vars(transformers.PreTrainedConfig()), "torch_dtype"}  # may stay open in any configuration
+    usual = {
+        *given,
+        *vars(transformers.PreTrainedConfig()),
+        "torch_dtype",
+        "_attn_implementation",
+    }  # may stay open in any configuration
     unset = []
     for name in named:
         if name not in usual and any(getattr(part, name, 0) is None for part in (config, text_config(config))):
@@ -468,13 +474,17 @@ def _used(error: Exception, names: list[str]) -> list[str]:
 
 
 def attributes_without_value(error: BaseException) -> list[tuple[Any, str]]:
-    """The attributes without a value that the expression which failed reads of its own module: fields of a
-    configuration that are open, not arguments."""
+    """The attributes without a value that the expression which failed reads of its own module, also if it failed in an
+    op: fields of a configuration that are open, not arguments."""
     import torch
 
-    *_, (frame, line) = [(None, 0), *traceback.walk_tb(error.__traceback__)]
-    owner = frame.f_locals.get("self") if frame is not None else None
-    if not isinstance(owner, torch.nn.Module) or type(owner).__module__.startswith("torch."):  # a layer without a bias
+    frames = list(traceback.walk_tb(error.__traceback__))
+    frames = [(frame, line) for frame, line in frames if isinstance(frame.f_locals.get("self"), torch.nn.Module)]
+    if not frames:
+        return []
+    frame, line = frames[-1]
+    owner = frame.f_locals["self"]
+    if type(owner).__module__.startswith("torch."):  # a layer without a bias
         return []
     read = re.findall(r"\bself\.(\w+)", linecache.getline(frame.f_code.co_filename, line))
     return [(owner, name) for name in dict.fromkeys(read) if getattr(owner, name, error) is None]

@@ -12,6 +12,7 @@ import linecache
 import math
 import re
 import sys
+import textwrap
 import traceback
 from collections.abc import Collection
 from typing import Any
@@ -81,7 +82,8 @@ def fields_that_follow(target: str, error: InvalidInput) -> list[tuple[str, str]
     if target.startswith("transformers:"):
         cause = cause_of(error)
         follows = fields_asked(target, cause) or rotation_that_follows(target, cause)
-        follows = follows or empty_dictionary(target, cause) or elements_of_lists(target) or layers_in_depth(target)
+        follows = follows or switch_of_part(target, cause) or empty_dictionary(target, cause)
+        follows = follows or elements_of_lists(target) or layers_in_depth(target) or heads_that_divide(target, cause)
         return follows or values_that_follow(target, unset_fields(target, cause))
     if found := extra_channels(target, error) or factors_of_one(target, error):
         return found
@@ -127,25 +129,28 @@ def _runs(target: str, fields: list[tuple[str, str]]) -> bool:
 
 def _fault(target: str, fields: list[tuple[str, str]]) -> Exception | None:
     """The error of the step of a model with some more fields on tensors without memory, as far as these lead it; None
-    if there is none: one that asks for values is run for real by its capture, if its parameters are small."""
+    if there is none: one that asks for values is run for real by its capture, if its parameters are small, or has even
+    routers."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from simdev.graphs.capture.rewrites import as_on_gpu, fake_construction
-    from simdev.graphs.capture.run import MOST_REAL_BYTES, ON_VALUES
+    from simdev.graphs.capture.rewrites import as_on_gpu, fake_construction, unlogged_failures
+    from simdev.graphs.capture.run import MOST_REAL_BYTES, ON_VALUES, numbers_of_experts
     from simdev.graphs.capture.shadows import Shadows
     from simdev.graphs.capture.trace import storage_bytes
 
     optional: tuple[str, ...] = ()
-    held = 0
+    held, experts = 0, False
     while True:
         try:
-            with FakeTensorMode(allow_non_fake_inputs=True), Shadows(), fake_construction(), as_on_gpu():
+            fake = FakeTensorMode(allow_non_fake_inputs=True), Shadows()
+            with unlogged_failures(), fake[0], fake[1], fake_construction(), as_on_gpu():
                 step = package_step(_with(target, fields), optional=optional)[0]()
                 assert isinstance(step, TrainingStep)
                 held = sum(map(storage_bytes, step.model.parameters()))
+                experts = bool(numbers_of_experts(step.model))
                 step.loss(step.model, *step.inputs)
         except ON_VALUES as error:
-            return error if held > MOST_REAL_BYTES else None
+            return None if held <= MOST_REAL_BYTES or experts else error
         except Exception as error:  # other fields may make it run
             needed = [name for name in needed_arguments(error) if name not in optional]
             if not needed:
@@ -168,6 +173,27 @@ def fields_asked(target: str, error: BaseException) -> list[tuple[str, str]]:
     asked += [(name, value.replace(" ", "")) for name, value in lists]
     unlike = {name: value for name, value in asked if str(getattr(config, name, value)) != value and name not in given}
     return [(name, value.lower()) for name, value in unlike.items()]
+
+
+def switch_of_part(target: str, error: BaseException) -> list[tuple[str, str]]:
+    """The field that turns on a part of a module which is off by default and which the module's code uses all the same:
+    its constructor makes the part under ``if config.FIELD:``."""
+    import torch
+
+    if not isinstance(error, AttributeError) or not isinstance(error.obj, torch.nn.Module):
+        return []
+    config, given = _config(target)
+    code = ast.parse(textwrap.dedent(inspect.getsource(type(error.obj).__init__)))
+    for node in ast.walk(code):
+        if not isinstance(node, ast.If) or not re.fullmatch(r"(self\.)?config\.\w+", ast.unparse(node.test)):
+            continue
+        if not re.search(rf"^\s*self\.{error.name} = ", ast.unparse(node), re.MULTILINE):
+            continue
+        field = ast.unparse(node.test).rpartition(".")[2]
+        parts = {"": config, **{f"{key}.": part for key, part in vars(config).items() if hasattr(part, "model_type")}}
+        found = [before + field for before, part in parts.items() if getattr(part, field, None) is False]
+        return [(path, "true") for path in found[:1] if path not in given]
+    return []
 
 
 def empty_dictionary(target: str, error: BaseException) -> list[tuple[str, str]]:
@@ -219,6 +245,24 @@ def layers_in_depth(target: str) -> list[tuple[str, str]]:
             if name.endswith("indices") and field not in given and max(numbers, default=0) >= depth:
                 found.append((field, json.dumps([layer * depth // usual for layer in numbers], separators=(",", ":"))))
     return found if found and _runs(target, found) else []
+
+
+def heads_that_divide(target: str, error: BaseException) -> list[tuple[str, str]]:
+    """The greatest number of attention heads that divides the width of a layer, in place of one that does not, as an
+    ``error`` says, and with which the model's step runs."""
+    said = re.search(r"(\d+)\D+divisible by \D*heads\D*(\d+)|divisible by \D*heads\D*(\d+)\D+(\d+)", str(error))
+    if said is None:
+        return []
+    width, heads = (int(number) for number in said.groups() if number)
+    config, given = _config(target)
+    parts = {"": config, **{f"{key}.": part for key, part in vars(config).items() if hasattr(part, "model_type")}}
+    fields = [
+        before + name for before, part in parts.items() for name, value in vars(part).items()
+        if name.endswith("heads") and value == heads and before + name not in given
+    ]  # fmt: skip
+    fewer = [str(count) for count in range(heads - 1, 0, -1) if width % count == 0]
+    chosen = ([(field, count)] for count in fewer for field in fields)
+    return next((fields for fields in chosen if _runs(target, fields)), [])
 
 
 def rotation_that_follows(target: str, error: BaseException) -> list[tuple[str, str]]:
@@ -282,18 +326,21 @@ def values_that_follow(target: str, unset: list[str]) -> list[tuple[str, str]]:
             found.append((field, str(heads)))
         elif name == "head_dim" and size and heads and size % heads == 0:
             found.append((field, str(size // heads)))
-        elif (value := _around(part, name)) is not None:
+        elif (value := _around(config, part, name)) is not None:
             found.append((field, json.dumps(value)))
         else:
             return []
     return found
 
 
-def _around(config, name: str) -> int | float | None:
-    """The value of a field that a configuration lacks and the others in its file have, which hand it on: their default,
-    if it is the same for all."""
+def _around(whole, config, name: str) -> int | float | None:
+    """The value of a field that a configuration lacks and the ``whole`` one has among its rotary parameters, or the
+    others in its file have, which hand it on: their default, if it is the same for all."""
     if hasattr(config, name):
         return None
+    rotary = getattr(whole, "rope_parameters", None) or {}
+    if isinstance(rotary.get(name), (int, float)):
+        return rotary[name]
     others = [
         vars(item).get(name) for item in vars(sys.modules[type(config).__module__]).values() if isinstance(item, type)
     ]
@@ -358,11 +405,13 @@ def values_that_run(target: str, unset: list[str]) -> str | None:
     config, _ = _config(target)
     if not unset or config is None:
         return None
-    if "layer_types" in unset:  # of few layers, so that the list can be typed
-        unset = ["num_hidden_layers", *unset]
+    lists = [field.rpartition(".")[0] for field in unset if field.endswith("layer_types")]
+    # Of few layers, so that the list can be typed.
+    unset = [*(f"{before}.num_hidden_layers".lstrip(".") for before in dict.fromkeys(lists)), *unset]
     for size in (64, 1):
         values: dict[str, Any] = {
-            "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2, r"\w*(rate|dropout)": 0.0,
+            "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2, r"\w*layer_types": [],
+            r"\w*(rate|dropout)": 0.0,
             r"\w*(local|routed|num)_experts": 8, r"\w*channels": [size], r"\w*kernel_sizes": [3],
             r"\w*(size|dim)": size, r"\w+": 1,
         }  # fmt: skip
@@ -375,12 +424,22 @@ def values_that_run(target: str, unset: list[str]) -> str | None:
                 if declared_type(owner, name):
                     kinds = [kind for kind in kinds if isinstance(values[kind], list) == is_list(owner, name)]
                 chosen[field] = False if is_switch(owner, name) else values[(*kinds, r"\w+")[0]]
+                if chosen[field] == []:
+                    chosen[field] = 2 * _kinds_compared(target, name)[:1]
             fields = [(field, json.dumps(value, separators=(",", ":"))) for field, value in chosen.items()]
             fault = _fault(target, fields)
             if fault is None:
                 return _with(target, fields)
             more = [field for field in open_fields(_with(target, fields), cause_of(fault)) if field not in chosen]
     return None
+
+
+def _kinds_compared(target: str, name: str) -> list[str]:
+    """The kinds of layers with which a model's code compares the elements of a list of its configuration."""
+    match = TARGET.fullmatch(target)
+    assert match is not None
+    code = inspect.getsource(sys.modules[getattr(sys.modules["transformers"], match["model"]).__module__])
+    return re.findall(rf"\b{name}\[\w+\] == [\"'](\w+)[\"']", code)
 
 
 def _small(cls, name: str, kind, channels: int) -> int | list | dict | None:

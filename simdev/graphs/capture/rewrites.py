@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import warnings
@@ -20,6 +21,18 @@ from simdev.graphs.capture.autocast import gpu_autocast
 
 # Warnings of PyTorch about what a capture does, which the user can do nothing about.
 NOT_OF_THE_USER = ("Accessing the data pointer of FakeTensor", r"(?s).*Overriding a previously registered kernel")
+
+
+@contextmanager
+def unlogged_failures():
+    """PyTorch does not log that an op on fake tensors failed: the exception says so, and other inputs may run."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from simdev.graphs.capture.optimizers import (
 )
 from simdev.graphs.capture.precision import precision_of_classes, precision_of_parameters
 from simdev.graphs.capture.rehearse import rehearse
-from simdev.graphs.capture.rewrites import as_on_gpu, one_replica
+from simdev.graphs.capture.rewrites import as_on_gpu, one_replica, unlogged_failures
 from simdev.graphs.capture.selfcheck import (
     TOLERANCE,
     Counted,
@@ -44,7 +44,7 @@ from simdev.graphs.capture.selfcheck import (
     check_repeats,
     held_bytes,
 )
-from simdev.graphs.capture.shadows import Shadows
+from simdev.graphs.capture.shadows import MOST_ROUTED, Shadows
 from simdev.graphs.capture.trace import (
     RECOMPUTED,
     STEERED,
@@ -60,6 +60,7 @@ from simdev.graphs.capture.trace import (
 from simdev.graphs.workload import CustomStep, InferenceStep, Step
 from simdev.problem.graph import ComputationGraph
 
+MOST_EXPERTS = 8192  # of all modules that know them: of more, a graph would have hundreds of thousands of ops
 ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 MOST_REAL_BYTES = 2 << 30  # of parameters: larger models are not run for real
 REMEDIES = {  # by a word of PyTorch's message
@@ -101,11 +102,12 @@ class Held:
 def run(make: Callable[[], Step] | Step, name: str, meta: dict, *, allow_empty: bool = False) -> ComputationGraph:
     """Capture a step, or a function that builds one (then large tensors are never allocated).
 
-    If a step depends on the values of its tensors, its forward pass runs for real beforehand, or else all of it, unless
-    its parameters are too large. A step that fake tensors cannot run (NumPy arrays, sparse gradients) runs for real.
+    If a step depends on the values of its tensors, its forward pass runs for real beforehand, or else all of it. If its
+    parameters are too large for that and it has experts, its routers send tokens to all of them evenly. A step that
+    fake tensors cannot run (NumPy arrays, sparse gradients) runs for real.
     Raises :class:`InvalidInput` for a graph without a product or an update, unless ``allow_empty``.
     """
-    with one_replica():  # a process group that the build makes is there while the step runs
+    with unlogged_failures(), one_replica():  # a process group that the build makes is there while the step runs
         return _run(make, name, meta, allow_empty)
 
 
@@ -123,9 +125,13 @@ def _run(make: Callable[[], Step] | Step, name: str, meta: dict, allow_empty: bo
             raise
         held = sum(storage_bytes(parameter) for parameter in built.step.model.parameters())
         if held > MOST_REAL_BYTES or not isinstance(make, Callable):
-            if isinstance(error, ON_VALUES):
-                raise Unsupported(f"{name}: {values_sentence(error)}") from error
-            raise
+            if not isinstance(error, ON_VALUES):
+                raise
+            if isinstance(make, Callable) and (experts := numbers_of_experts(built.step.model)):
+                del built
+                if graph := _run_with_even_routers(make, name, meta, experts, allow_empty):
+                    return graph
+            raise Unsupported(f"{name}: {values_sentence(error)}") from error
         on_values, first = isinstance(error, ON_VALUES), error
     del built
     rehearsed = _run_rehearsed(make, name, meta, allow_empty) if on_values else None
@@ -176,6 +182,30 @@ def _run_rehearsed(make, name: str, meta: dict, allow_empty: bool) -> Computatio
         built.shadows.answers = answers
         return _run_fake(built, name, {**meta, "values": "forward"}, allow_empty)
     except Exception:  # the real run tells what is wrong
+        return None
+
+
+def numbers_of_experts(model) -> frozenset[int]:
+    """The numbers of experts that the modules of a model know; none if there are too many experts in all layers."""
+    known = [
+        [value for name, value in vars(module).items() if "expert" in name and type(value) is int and value > 1]
+        for module in model.modules()
+    ]
+    few = sum(max(values, default=0) for values in known) <= MOST_EXPERTS
+    return frozenset(value for values in known for value in values) if few else frozenset()
+
+
+def _run_with_even_routers(
+    make, name: str, meta: dict, experts: frozenset[int], allow_empty: bool
+) -> ComputationGraph | None:
+    """Capture on fake tensors as if each of the ``experts`` got as many tokens as any other; None if that does not lead
+    through the step."""
+    with seeded():
+        built = build_fake(make, name)
+    built.shadows.experts, built.shadows.most_elements = experts, MOST_ROUTED
+    try:
+        return _run_fake(built, name, {**meta, "values": "even routers"}, allow_empty)
+    except ON_VALUES:
         return None
 
 

@@ -34,6 +34,7 @@ from simdev.graphs.capture.trace import (
 aten = torch.ops.aten
 INDEXED = (aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_)
 MOST_ELEMENTS = 1 << 20  # larger tensors have no shadow
+MOST_ROUTED = 1 << 26  # elements with the routes of tokens to experts: one for each token, choice and expert
 MOST_DRAWN = 1 << 12  # nor have larger tensors of random numbers: weights, noise
 SET_DATA = torch.Tensor.data.__set__
 _DRAWN = [MOST_DRAWN]  # the limit that holds, last
@@ -42,12 +43,14 @@ _DRAWN = [MOST_DRAWN]  # the limit that holds, last
 class Shadows(TorchDispatchMode):
     """Active inside a ``FakeTensorMode``. Set :attr:`active` to False where nobody looks at values (backward), and
     :attr:`most_elements` lower where they look at numbers alone (the steps that an optimizer has counted). With the
-    ``answers`` of a real forward pass, they are what code finds that looks at values."""
+    ``answers`` of a real forward pass, they are what code finds that looks at values. With :attr:`experts`, numbers of
+    experts, what chooses among so many sends tokens to all of them evenly."""
 
     def __init__(self, answers: Answers | None = None):
         super().__init__()
         self.active = True
         self.answers = answers
+        self.experts: frozenset[int] = frozenset()
         self.asked = False  # whether a number led into Python
         self.most_elements = MOST_ELEMENTS
         self._real = WeakTensorKeyDictionary()
@@ -184,6 +187,8 @@ class Shadows(TorchDispatchMode):
                 self.outdate(leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, torch.Tensor))
             return None
         if not known:
+            if func is aten.topk.default and args[0].shape[-1] in self.experts:
+                self._real[outputs[1]] = _even_routes(outputs[1].shape, args[0].shape[-1])
             return self._forget(func, args, kwargs)
         try:
             with unset_fake_temporarily():
@@ -230,6 +235,13 @@ class _Exchanges(TorchFunctionMode):
         if func == SET_DATA:
             self._shadows.exchange(*args)
         return out
+
+
+def _even_routes(shape, experts: int) -> torch.Tensor:
+    """Which of the ``experts`` each row of an int64 tensor of this shape chooses: in turn, so that each is chosen as
+    often as any other, and none twice in a row."""
+    with unset_fake_temporarily():
+        return (torch.arange(shape.numel()) % experts).reshape(shape)
 
 
 @contextmanager

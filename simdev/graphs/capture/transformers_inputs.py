@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from simdev.errors import InvalidInput
-from simdev.graphs.capture.documented_inputs import TOKENS, documented, documented_shape, documented_shapes, number_of
+from simdev.graphs.capture.documented_inputs import (
+    TOKENS,
+    documented,
+    documented_axes,
+    documented_shape,
+    documented_shapes,
+    number_of,
+)
 from simdev.graphs.capture.readers import JOINED, axes_read, first_reader, gets_tokens, part_that_reads, width_read
 
 A_LOOP_OVER_TOKENS = re.compile(r"for \w+ in range\((seq_?len\w*|sequence_length|hidden_states\.shape\[1\])\)")
@@ -50,20 +57,21 @@ def hf_inputs(model, config, batch: int | None, length: int | None, optional: Co
     takes = inspect.signature(model.forward).parameters
     usual = 512 if length or not _by_token(model, config) else 16
     most = getattr(own, "max_position_embeddings", None) or usual  # -1: any number
-    tokens = length or min(
-        most if most > 0 else usual, usual, _positions(model), getattr(config, "max_text_len", usual)
-    )
+    own_most = (getattr(config, name, usual) for name in ("max_text_len", "max_text_positions"))
+    tokens = length or min(most if most > 0 else usual, usual, _positions(model), *own_most)
     if not length and getattr(own, "axial_pos_embds", False):  # training takes as many tokens as have a position
         tokens = math.prod(own.axial_pos_shape)
     count = batch or (8 if model.main_input_name == "pixel_values" else 4)
-    if _grid_of(takes) or ({"spatial_shapes", "pixel_values"} <= takes.keys() and "input_ids" not in takes):
+    in_patches = {"spatial_shapes", "target_sizes"} & takes.keys() if "pixel_values" in takes else set()
+    if _grid_of(takes) or (in_patches and "input_ids" not in takes and hasattr(config, "patch_size")):
         return _patches(model, config, takes, count)
     if model.main_input_name == "past_values":
         return _series(config, takes, batch or 32)
     main = model.main_input_name if isinstance(model.main_input_name, str) else ""
     named = {name for name, item in takes.items() if item.default is item.empty} | {main, *optional}
-    masked = (re.sub(r"(_attention)?_mask$", "_embeds", name) for name in named if name.endswith("_mask"))
-    named |= takes.keys() & masked  # a mask alone says that there is something
+    # A mask alone says that there is something; inputs of any kind are images if these have a name of their own.
+    others = {re.sub(r"(_attention)?_mask$", "_embeds", name) for name in named if name.endswith("_mask")}
+    named |= takes.keys() & (others | ({"pixel_values"} if main == "inputs" else set()))
     inputs = {}
     marked = any(hasattr(part, "image_token_id") for part in parts_of(config)) and model.main_input_name == "input_ids"
     if "pixel_values" in named or ("pixel_values" in takes and "input_ids" in takes and not marked):
@@ -111,12 +119,17 @@ def hf_inputs(model, config, batch: int | None, length: int | None, optional: Co
 
 def _documented(model, config, count: int, inputs: dict, named: set[str]) -> dict:
     """The ``named`` arguments that are not among the ``inputs``, by their documented shape or by what reads them."""
+    import torch
+
     asked = named - {*inputs, "inputs"}  # which is another name for one of them
     asked -= {"inputs_embeds"} if "input_ids" in inputs else set()
     lengths = {"batch": count, "num_images": 1}
     lengths |= {"seq": inputs["input_ids"].shape[-1]} if "input_ids" in inputs else {}
     found = documented(model, config.to_dict(), lengths, {}, asked)
     for name in found:
+        width = getattr(config, re.sub("_hidden_states$", "_hidden_size", name), None)
+        if isinstance(width, int):  # of another model, as encoder_hidden_size for encoder_hidden_states
+            found[name] = torch.randn(*found[name].shape[:-1], width)
         if name.endswith("embeds_position_mask"):  # of the tokens that stand for an image
             found[name][:, getattr(config, "latent_query_num", None) :] = 0
     found |= _masks(model, asked - found.keys(), lengths)
@@ -187,10 +200,13 @@ def _text_of_decoder(model, config, takes, count: int, tokens: int) -> dict:
 
 
 def _tokens_of_codebooks(model, config, inputs: dict) -> list[dict]:
-    """The tokens of a decoder in the other shapes that the documentation of the model's forward gives to them."""
-    ids = inputs.get("decoder_input_ids")
+    """The tokens of a decoder in the other shapes that the documentation of the model's forward gives to them, or those
+    of a text with one of each codebook beside them."""
+    ids, codebooks = inputs.get("decoder_input_ids"), getattr(config, "num_codebooks", None)
     if ids is None:
-        return []
+        words = inputs.get("input_ids")
+        beside = words is not None and words.dim() == 2 and isinstance(codebooks, int)
+        return [{"input_ids": words[..., None].repeat(1, 1, codebooks + 1)}] if beside else []
     sizes = _sizes(config, len(next(iter(inputs.values()))), ids.shape[-1])
     shapes = [shape for shape in documented_shapes(model, "decoder_input_ids", sizes)[1:] if shape != ids.shape]
     return [{"decoder_input_ids": _repeated(ids, shape)} for shape in shapes]
@@ -216,8 +232,15 @@ def _sounds(model, config, named: Collection[str], count: int) -> list[dict]:
     sounds = _spectrograms(model, config, spectrum, named, count) if spectrum else [{}]
     if "input_values" not in named:
         return sounds
-    waves = dict.fromkeys((_sound_shape(config), (1, 16_000), (16_000,)))
+    waves = dict.fromkeys((*_whole_waves(model, config), _sound_shape(config), (1, 16_000), (16_000,)))
     return [sound | {"input_values": torch.randn(count, *shape)} for sound in sounds for shape in waves]
+
+
+def _whole_waves(model, config) -> list[tuple[int, ...]]:
+    """The shape of a wave that is as long as the model's code asks for: a multiple of a field of its configuration."""
+    asked = re.search(r"\binput_values\.shape\[-?1\] % self\.config\.(\w+)", inspect.getsource(type(model)))
+    step = getattr(config, asked[1], None) if asked else None
+    return [(-(-16_000 // step) * step,)] if isinstance(step, int) else []
 
 
 def _spectrograms(model, config, spectrum: str, named: Collection[str], count: int) -> list[dict]:
@@ -231,9 +254,10 @@ def _spectrograms(model, config, spectrum: str, named: Collection[str], count: i
     known = [(name, getattr(part, name)) for part in parts_of(config) for name in names if hasattr(part, name)]
     bins = dict.fromkeys((*(size for _, size in known if isinstance(size, int)), 80, 128, _entrance(model)))
     frames = min(2 * getattr(config, "max_source_positions", 500), 3000)
-    shapes = [shape for size in bins for shape in ((size, frames), (frames, size))]
+    shapes: list[tuple[int, ...]] = [shape for size in bins for shape in ((size, frames), (frames, size))]
     if known and known[0][0] in frames_first:
         shapes[:2] = shapes[1::-1]
+    shapes += [(1, *shape) for shape in shapes[1::2]]  # as an image of one channel
     masks = {"attention_mask", f"{spectrum}_mask"} & set(named)
     mask = {name: torch.ones(count, frames, dtype=torch.int64) for name in masks}
     if "audio_mel_mask" in mask:  # true where a sound is padded, which is nowhere
@@ -318,13 +342,13 @@ def _positions(model) -> int:
 
 
 def _patches(model, config, takes, count: int) -> dict:
-    """Images as a vision tower takes them that runs on patches: all in one list, with the grid of each image, or a row
-    of patches for each image."""
+    """Images as a vision tower takes them that runs on patches: all in one list, with the grid of each image, a row of
+    patches for each image, or one row of all."""
     import torch
 
     grid = _grid_of(takes)
     if not grid:
-        return _rows_of_patches(config, takes, count)
+        return _rows_of_patches(config, takes, count) if "spatial_shapes" in takes else _packed_patches(config, count)
     side = 16
     channels: Any = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
     width = channels * (getattr(config, "temporal_patch_size", None) or 1) * config.patch_size**2
@@ -355,6 +379,16 @@ def _rows_of_patches(config, takes, count: int) -> dict:
     mask = {"pixel_attention_mask": torch.ones(count, side * side, dtype=torch.int64)}
     patches = {"pixel_values": torch.randn(count, side * side, width), "spatial_shapes": shapes}
     return patches | {name: tensor for name, tensor in mask.items() if name in takes}
+
+
+def _packed_patches(config, count: int) -> dict:
+    """Images as a vision tower takes them that packs them (NaViT): the patches of all images side by side as one image,
+    and how many each image has in each direction."""
+    import torch
+
+    side, patch = 16, config.patch_size
+    pixels = torch.randn(1, getattr(config, "num_channels", 3), patch, count * side * side * patch)
+    return {"pixel_values": pixels, "target_sizes": torch.full((count, 2), side, dtype=torch.int32)}
 
 
 def _series(config, takes, count: int) -> dict:
@@ -389,10 +423,13 @@ def _images_of_sample(model, config, takes) -> tuple[int, ...]:
 
 def _images_in_samples(model, config, inputs: dict) -> list[dict]:
     """``pixel_values`` with axes for the images of a sample and for the tiles of an image, if the code that takes their
-    shape apart names such axes: a sample has one image, and as many tiles as a field of the configuration allows."""
+    shape apart names such axes: a sample has one image, and as many tiles as a field of the configuration allows. One
+    image in place of several."""
     import torch
 
     images = inputs.get("pixel_values")
+    if images is not None and images.dim() == 5:  # the configuration of a kind of model that takes videos, too
+        return [{"pixel_values": images[:, 0]}]
     if images is None or images.dim() != 4:
         return []
     axes = [axis for axis in axes_read(model, "pixel_values")[1:] if not re.search("channel|height|width|^_", axis)]
@@ -485,7 +522,7 @@ def _image_sizes(config) -> Iterator[Any]:
 
 
 def _sound_shape(config) -> tuple[int, ...]:
-    if hasattr(config, "num_mel_bins"):  # spectrograms
+    if hasattr(config, "num_mel_bins") and not hasattr(config, "conv_kernel"):  # spectrograms, which no layer makes
         return getattr(config, "max_length", 1024), config.num_mel_bins
     audio = getattr(config, "audio_config", config)
     codec = getattr(audio, "dac_config", audio)  # codecs take channels; other models add the only one themselves
@@ -518,6 +555,16 @@ def hf_labels(model, config, inputs: dict, optional: Collection[str] = ()) -> di
         return {"labels": inputs["decoder_input_ids"][:, 1:].clone()}
     if "NextSentence" in name or "Segmentation" in name or "Detection" in name:
         return {}
+    if documented_axes(model, "labels")[-1:] == ["num_mel_bins"]:  # a spectrogram
+        return {"labels": torch.randn(rows, TOKENS // 2 * 2, config.num_mel_bins)}
+    return _labels_of_tokens(model, config, inputs, rows, optional)
+
+
+def _labels_of_tokens(model, config, inputs: dict, rows: int, optional: Collection[str]) -> dict:
+    """The labels of a model for each token that it reads or writes."""
+    import torch
+
+    name = type(model).__name__
     if "decoder_input_ids" in inputs:
         ids = inputs["decoder_input_ids"]
         if "Token" in name:
@@ -533,6 +580,8 @@ def hf_labels(model, config, inputs: dict, optional: Collection[str] = ()) -> di
         if "Token" in name:
             return {"labels": torch.zeros_like(ids)}
         rows_of_one = documented_shape(model, "input_ids", _sizes(config, 1, 1)) or (1,)
+        if ids.dim() > 2 and ids.dim() not in {len(documented_axes(model, name)) for name in ("input_ids", "labels")}:
+            ids = ids[..., 0]  # of the text, beside which the codebooks are
         sizes = _sizes(config, len(ids) // rows_of_one[0], ids.shape[1])
         return {"labels": _in_documented_shape(model, "labels", ids, sizes).clone()}
     return {}

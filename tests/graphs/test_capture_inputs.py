@@ -540,6 +540,8 @@ def test_rotary_parameters_follow_from_the_kinds_of_layers_and_the_sections():
     assert rotation_that_follows(f"transformers:LlamaModel[rope_parameters={found[0][1]}]", sums) == []
     wide = RuntimeError("split_with_sizes expects split_sizes to sum exactly to 16 (...), got split_sizes=[8, 12, 12]")
     assert rotation_that_follows("transformers:LlamaModel", wide) == [], "a head is too narrow"
+    wide = RuntimeError("split_with_sizes expects split_sizes to sum exactly to 11 (...), got split_sizes=[8, 12, 12]")
+    assert rotation_that_follows("transformers:Glm4vMoeTextModel", wide) == [("head_dim", "128")], "half of it turns"
     kinds = 'transformers:LlamaModel[layer_types=["full_attention","sliding_attention"]]'
     (name, value), *others = rotation_that_follows(kinds, KeyError("full_attention"))
     assert name == "rope_parameters" and value.count(plain) == 2 and not others

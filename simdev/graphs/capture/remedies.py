@@ -267,8 +267,8 @@ def heads_that_divide(target: str, error: BaseException) -> list[tuple[str, str]
 
 def rotation_that_follows(target: str, error: BaseException) -> list[tuple[str, str]]:
     """The parameters of rotary positions, if an ``error`` shows that a configuration gives them once and its layers are
-    of several kinds, that they rotate more of a head than their sections hold, or that they lack these sections; or an
-    even width of heads, if it shows that these have no whole number of pairs to rotate."""
+    of several kinds, that they rotate more of a head than their sections hold or less, or that they lack these
+    sections; or an even width of heads, if it shows that these have no whole number of pairs to rotate."""
     config, given = _config(target)
     parts = {"": config, **{f"{key}.": part for key, part in vars(config).items() if hasattr(part, "model_type")}}
     sections = re.search(r"sum exactly to (\d+) .*split_sizes=\[([\d, ]+)\]", str(error))
@@ -289,6 +289,9 @@ def rotation_that_follows(target: str, error: BaseException) -> list[tuple[str, 
         share = sum(map(int, sections[2].split(","))) / int(sections[1]) if sections else 1
         if share < 1 and "partial_rotary_factor" not in once:
             return [(field, json.dumps({**once, "partial_rotary_factor": share}, separators=(",", ":")))]
+        if sections and share > 1 and not hasattr(part, "head_dim"):
+            pairs = sum(map(int, sections[2].split(",")))
+            return [(f"{before}head_dim", str(round(2 * pairs / once.get("partial_rotary_factor", 1))))]
     return []
 
 

@@ -870,6 +870,98 @@ def test_patches_with_axes_of_their_own_go_with_the_grid_that_a_tower_needs():
     assert hf_inputs(Whole(), config, 2, None)["pixel_values"].shape == (2, 3, 224, 224), "it may do without a grid"
 
 
+def test_a_tower_that_pools_patches_gets_the_place_of_each():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.transformers_inputs import hf_inputs
+
+    class Tower(torch.nn.Module):
+        main_input_name = "pixel_values"
+
+        def forward(self, pixel_values, patch_position_ids):
+            """
+            patch_position_ids (`torch.LongTensor` of shape `(batch_size, max_patches, 2)`): Of (x, y).
+            """
+
+    made = hf_inputs(Tower(), transformers.PretrainedConfig(patch_size=4, pooling_kernel_size=3), 2, None)
+    assert {name: tuple(value.shape) for name, value in made.items()} == {
+        "pixel_values": (2, 225, 48), "patch_position_ids": (2, 225, 2)
+    }, "sixteen patches in a row are five windows and one more"  # fmt: skip
+    assert made["patch_position_ids"][1, :17].tolist() == [*([column, 0] for column in range(15)), [0, 1], [1, 1]]
+
+
+def test_a_loss_of_parts_has_the_labels_of_each():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.transformers_inputs import made_up_inputs
+
+    class Pretrains(torch.nn.Module):
+        main_input_name = "input_ids"
+        config = transformers.ViTConfig(image_size=8, patch_size=4, vocab_size=20, max_position_embeddings=6)
+
+        def forward(  # noqa: PLR0913
+            self, input_ids, pixel_values, bool_masked_pos=None, text_labels=None, image_labels=None, pair_labels=None,
+            point_labels=None, input_labels=None, return_loss=None,
+        ):  # fmt: skip
+            """
+            input_ids (`torch.LongTensor` of shape `(batch_size, text_length)`): Words.
+            bool_masked_pos (`torch.BoolTensor` of shape `(batch_size, image_num_patches)`): Masked.
+            text_labels (`torch.LongTensor` of shape `(batch_size, text_length)`): Words.
+            image_labels (`torch.LongTensor` of shape `(batch_size, image_num_patches)`): Of patches.
+            pair_labels (`torch.LongTensor` of shape `(batch_size, 1)`): Whether they match.
+            point_labels (`torch.LongTensor` of shape `(batch_size, num_points)`): Nobody knows how many.
+            input_labels (`torch.LongTensor` of shape `(batch_size, 1)`): No labels.
+            """
+            assert pair_labels.dim() == 1
+
+    made = made_up_inputs(Pretrains(), 2, None)
+    assert {name: tuple(value.shape) for name, value in made.items() if name != "return_loss"} == {
+        "pixel_values": (2, 3, 8, 8), "input_ids": (2, 6), "bool_masked_pos": (2, 4), "text_labels": (2, 6),
+        "image_labels": (2, 4), "pair_labels": (2,),
+    }  # fmt: skip
+    assert made["bool_masked_pos"].all() and made["return_loss"] is True
+
+    class Refuses(Pretrains):
+        def forward(self, input_ids, text_labels=None):
+            """
+            input_ids (`torch.LongTensor` of shape `(batch_size, text_length)`): Words.
+            text_labels (`torch.LongTensor` of shape `(batch_size, text_length)`): Words.
+            """
+            raise ValueError
+
+    assert set(made_up_inputs(Refuses(), 2, None)) == {"input_ids"}, "labels with which it does not run"
+
+
+def test_words_are_those_of_a_configuration_inside():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.transformers_inputs import _words
+
+    outer = transformers.PretrainedConfig()
+    outer.model_config, outer.vocoder_config = transformers.BertConfig(vocab_size=6), transformers.BertConfig()
+    assert set(_words(outer, 200).tolist()) == {3, 4}
+    assert _words(transformers.PretrainedConfig(), 2000).max() > 900, "nothing says how many words there are"
+
+
+def test_each_token_is_spoken_for_some_frames():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.transformers_inputs import made_up_inputs
+
+    class Speaks(torch.nn.Module):
+        main_input_name = "input_ids"
+        config = transformers.BertConfig(num_mel_bins=5, max_position_embeddings=6)
+
+        def forward(self, input_ids, spectrogram_labels=None, duration_labels=None, pitch_labels=None):
+            """
+            input_ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`): A text with its end.
+            spectrogram_labels (`torch.Tensor` of shape `(batch_size, max_spectrogram_length, num_mel_bins)`): Sounds.
+            duration_labels (`torch.LongTensor` of shape `(batch_size, sequence_length + 1)`): Frames of each token.
+            pitch_labels (`torch.Tensor` of shape `(batch_size, sequence_length + 1, 1)`): Of each token.
+            """
+            assert input_ids.shape == duration_labels.shape == pitch_labels.shape[:2]
+
+    made = made_up_inputs(Speaks(), 2, None)
+    assert made["spectrogram_labels"].shape == (2, 24, 5) and made["spectrogram_labels"].is_floating_point()
+    assert made["duration_labels"].sum(1).tolist() == [24, 24] and made["pitch_labels"].shape == (2, 6, 1)
+
+
 @pytest.mark.parametrize(
     "model, inputs",
     [

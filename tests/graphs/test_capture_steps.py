@@ -442,6 +442,59 @@ def test_a_graph_is_named_as_asked(tmp_path):
     assert capture_file(f"{path}:small", name="mine").name == "mine"
 
 
+def test_places_may_be_a_list_of_numbers_that_are_tensors():
+    """A tensor like another has known values, and so has a mask into which such places are written."""
+    from simdev.graphs.capture.run import run
+
+    def loss(model, x, places):
+        seen = model(x)
+        left = torch.full_like(seen[:, 0], True).bool()
+        rows, columns = zip(*places, strict=True)
+        left[list(rows)] = False
+        return seen[left].sum() + seen[rows, columns].sum() + seen[[0, 1]].sum()
+
+    def make():
+        return TrainingStep(nn.Linear(8, 6), (torch.zeros(5, 8), torch.tensor([[0, 1], [3, 2]])), loss)
+
+    graph = run(make, "places", {})
+    assert {"sum(f32[3,6])->f32[]", "sum(f32[2])->f32[]", "sum(f32[2,6])->f32[]"} <= set(graph.signatures)
+    assert "values" not in graph.meta, "nothing ran for real"
+
+
+def test_a_known_mask_selects_as_many_numbers_of_other_values():
+    from simdev.graphs.capture.run import run
+
+    def make():
+        mask = torch.tensor([[True], [False], [True]])
+        return TrainingStep(
+            nn.Linear(8, 4), (torch.zeros(3, 8), mask), lambda model, x, m: model(x).masked_select(m).sum()
+        )
+
+    graph = run(make, "selected", {})
+    assert "sum(f32[8])->f32[]" in graph.signatures and "values" not in graph.meta
+
+
+def test_a_step_may_convert_a_layer_that_is_of_this_type():
+    from simdev.graphs.capture.run import run
+
+    class Routes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 4)
+
+        def forward(self, x):
+            self.layer = self.layer.to(torch.float32)
+            return self.layer(x)
+
+    def make():
+        model = Routes()
+        optimizer = torch.optim.AdamW(model.parameters())
+        return TrainingStep(model, (torch.zeros(2, 8),), lambda model, x: model(x).sum(), optimizer)
+
+    graph = run(make, "cast", {})
+    assert sum(graph.op_phase == 2) == 2 and "values" not in graph.meta, "both parameters are updated"
+
+
 def test_a_mask_of_given_values_selects_as_many_rows_as_it_has():
     from simdev.graphs.capture.run import run
 

@@ -393,7 +393,8 @@ def test_a_failing_module_names_the_fields_that_it_reads():
     )
     target = f"transformers:GlmImageTextModel[{small}]"
     with pytest.raises(InvalidInput, match=r"rope_parameters, hidden_size, num_attention_heads\)"):
-        capture_package(target, length=8)
+        capture_package(f"{target[:-1]},head_dim=16]", length=8)
+    assert capture_package(target, length=8).meta["source"].endswith("head_dim=64]"), "as wide as its sections"
     rope = '{"rope_type":"default","rope_theta":10000,"mrope_section":[4,6,6]}'
     assert capture_package(f"{target[:-1]},rope_parameters={rope}]", length=8).meta["flops"] > 0
 
@@ -686,6 +687,9 @@ def test_the_smaller_model_that_a_refusal_names_has_each_kind_of_layer():
     assert smaller("moe_intermediate_size=128") == "num_hidden_layers=4,vocab_size=8000,num_experts=32]"
     assert smaller("num_hidden_layers=5,num_experts=4").startswith("vocab_size=8000")
     assert smaller("num_hidden_layers=5", 1) is None
+    found = smaller_model("transformers:NllbMoeModel", 2 << 30)
+    assert found.startswith("transformers:NllbMoeModel[num_hidden_layers=4,decoder_layers=4,"), "experts in the fourth"
+    assert found.endswith("num_experts=32,encoder_ffn_dim=1024,decoder_ffn_dim=1024,d_model=256]")
 
 
 def test_an_argument_that_a_model_uses_without_being_given_it_is_named():

@@ -61,12 +61,17 @@ def documented_shapes(model, name: str, sizes: dict) -> list[tuple[int, ...]]:
     found: list[tuple[int, ...]] = []
     for _, _, shapes in (item for item in _documentation(model) if item[0] == name):
         for axes in shapes:
-            shape = [_evaluated(axis, sizes) for axis in axes]
-            if not all(shape):
+            if (shape := sized(axes, sizes)) is None:
                 return found
-            found.append(tuple(size for size in shape if size))
+            found.append(shape)
         break
     return found
+
+
+def sized(axes: list[str], sizes: dict) -> tuple[int, ...] | None:
+    """The shape with these axes, if ``sizes``, by name, give every one of them; else None."""
+    shape = [_evaluated(axis, sizes) for axis in axes]
+    return tuple(size for size in shape if size) if all(shape) else None
 
 
 def number_of(optional: Collection[str], what: str) -> int | None:
@@ -78,6 +83,12 @@ def number_of(optional: Collection[str], what: str) -> int | None:
 def documented_axes(model, name: str) -> list[str]:
     """What the documentation of the model's forward calls the axes of an argument; nothing if it does not."""
     return next((axes for documented_name, _, axes in _shapes(model) if documented_name == name), [])
+
+
+def documented_kind(model, name: str) -> str:
+    """The type that the documentation of the model's forward gives to an argument beside a shape; nothing if it does
+    not."""
+    return next((kind for documented_name, kind, _ in _shapes(model) if documented_name == name), "")
 
 
 def with_shape(model, name: str) -> str:

@@ -203,10 +203,11 @@ def smaller_model(target: str, most_bytes: int) -> str | None:
     depths = {f"{key}.{name}": 2 for key, part in others.items() for name in DEPTHS if name in vars(part)}
     sizes = {key: value for key, value in vars(config).items() if isinstance(value, int) and key not in given}
     kinds = [value for key, value in vars(config).items() if key.endswith("layer_types") and isinstance(value, list)]
-    layers = max([2, *(1 + max(map(of.index, of)) for of in kinds if of)])
-    narrower = [key for key in sizes if key in ("hidden_size", "intermediate_size", "moe_intermediate_size")]
+    sparse = [size for key, size in sizes.items() if key.endswith("sparse_step")]  # each of so many layers has experts
+    layers = max([2, *sparse, *(1 + max(map(of.index, of)) for of in kinds if of)])
+    narrower = [key for key in sizes if re.fullmatch(r"hidden_size|d_model|(moe_)?intermediate_size|\w+_ffn_dim", key)]
     steps = [
-        {"num_hidden_layers": layers},
+        {"num_hidden_layers": layers} | {key: layers for key in sizes if key == "decoder_layers"},
         {"vocab_size": 8000} | ({"pad_token_id": 0} if (sizes.get("pad_token_id") or 0) >= 8000 else {}),
         {key: 32 for key in sizes if re.fullmatch(r"(\w+_)?experts", key)},
         {key: sizes[key] // 4 for key in narrower},
@@ -650,7 +651,8 @@ def _transformers(target, name, fields, mode, batch, length, given, optional=())
             return _generation(model.eval(), inputs["input_ids"], mode, target)
         if mode == "inference":
             return InferenceStep(model.eval(), (inputs,), _call)
-        inputs |= hf_labels(model, config, inputs, optional)
+        with known_draws():
+            inputs |= hf_labels(model, config, inputs, optional)
         return _training(model, (inputs,), lambda model, inputs: loss_of(_call(model, inputs)))
 
     return build

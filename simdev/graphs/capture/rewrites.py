@@ -55,6 +55,7 @@ def as_on_gpu(*, cpu_kernels: bool = False, ranks: bool = False):
         stack.enter_context(_flexible_attention())
         stack.enter_context(_copies_of_fakes())
         stack.enter_context(_nothing_remembered())
+        stack.enter_context(_unchanged_modules())
         stack.enter_context(no_accelerator())
         for context in (joined_updates, norms_of_ranks) if ranks else (one_replica,):
             stack.enter_context(context())
@@ -98,6 +99,8 @@ class Rewrites(TorchFunctionMode):
             args = (args[0], torch.device("cpu"), *args[2:])
         if type(kwargs.get("device")) is int:
             kwargs["device"] = torch.device("cpu")
+        if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
+            return func(args[0], _places(args[1]), *args[2:])
         if func in (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad):
             with self, _unwatched():  # a checkpoint runs its forward pass inside
                 return func(*args, **kwargs)
@@ -115,6 +118,27 @@ class Rewrites(TorchFunctionMode):
         if not training or p == 0 or inplace:
             return functional.dropout(input, p, training, inplace)
         return torch.native_dropout(input, p, True)[0]
+
+
+def _places(index):
+    """``index`` of a tensor, with the numbers of each list of fake tensors that are numbers: PyTorch does not ask these
+    for their values, but reads their memory, which they do not have."""
+    for part in index if isinstance(index, tuple) else (index,):
+        if isinstance(part, (list, tuple)):
+            break
+    else:  # as nearly always
+        return index
+    if not isinstance(index, tuple):
+        return _numbers(index)
+    return tuple(_numbers(part) if isinstance(part, (list, tuple)) else part for part in index)
+
+
+def _numbers(part):
+    """A list with the number of each fake tensor in it; ``part`` itself without one, or with one that is no number."""
+    fakes = [isinstance(item, FakeTensor) for item in part]
+    if not any(fakes) or any(fake and item.dim() for fake, item in zip(fakes, part, strict=True)):
+        return part
+    return [item.item() if fake else item for fake, item in zip(fakes, part, strict=True)]
 
 
 @contextmanager
@@ -517,6 +541,23 @@ def _copies_of_fakes():
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)
+
+
+@contextmanager
+def _unchanged_modules():
+    """``Module.to`` and its like, which a step may call, leave a module of fake tensors alone that they do not change:
+    PyTorch would exchange each parameter with itself, which it cannot once a gradient is wanted of it."""
+    apply = torch.nn.Module._apply
+
+    def convert(module, function, recurse=True):
+        held = [*module.parameters(recurse), *module.buffers(recurse)]
+        with torch.no_grad():
+            if held and all(isinstance(tensor, FakeTensor) and function(tensor) is tensor for tensor in held):
+                return module
+        return apply(module, function, recurse)
+
+    with replaced((torch.nn.Module, "_apply", convert)):
+        yield
 
 
 @contextmanager

@@ -7,6 +7,7 @@ real tensors alone, and answers such questions from it.
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 
 import torch
@@ -33,6 +34,7 @@ from simdev.graphs.capture.trace import (
 
 aten = torch.ops.aten
 INDEXED = (aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_)
+LIKE = (aten.full_like, aten.ones_like, aten.zeros_like)  # which read no value of a tensor
 MOST_ELEMENTS = 1 << 20  # larger tensors have no shadow
 MOST_ROUTED = 1 << 26  # elements with the routes of tokens to experts: one for each token, choice and expert
 MOST_DRAWN = 1 << 12  # nor have larger tensors of random numbers: weights, noise
@@ -87,6 +89,8 @@ class Shadows(TorchDispatchMode):
         if func is aten._ctc_loss.Tensor and isinstance(args[0], FakeTensor) and self.of(args[3]) is not None:
             (steps, rows), longest = args[0].shape[:2], max(self._numbers(args[3]))
             return args[0].new_empty(rows), args[0].new_empty(rows, steps, 2 * longest + 1)
+        if func is aten.masked_select.default and self.of(args[0]) is None and self.of(args[1]) is not None:
+            return args[0].new_empty(_chosen(args[0].shape, self.of(args[1])))
         if func.overloadpacket is aten._ctc_loss_backward and any(isinstance(one, FakeTensor) for one in args[:2]):
             return torch.empty_like(args[1])  # PyTorch has no shape for it
         if (
@@ -181,6 +185,9 @@ class Shadows(TorchDispatchMode):
                 return self._forget(func, args, kwargs)
         given, shape = tree_flatten((args, kwargs))
         reals = [self.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in given]
+        if func.overloadpacket in LIKE and reals[0] is None:
+            with unset_fake_temporarily():
+                reals[0] = torch.empty(args[0].shape, dtype=args[0].dtype)
         known = all(real is not None or leaf is None for real, leaf in zip(reals, given, strict=True))
         if not outputs and not any(isinstance(leaf, FakeTensor) for leaf in given):
             if not known:  # it ran for real, on values that are not true
@@ -242,6 +249,13 @@ def _even_routes(shape, experts: int) -> torch.Tensor:
     often as any other, and none twice in a row."""
     with unset_fake_temporarily():
         return (torch.arange(shape.numel()) % experts).reshape(shape)
+
+
+def _chosen(shape, mask) -> int:
+    """How many elements of a tensor of this shape a mask chooses, which is broadcast with it."""
+    with unset_fake_temporarily():
+        whole = torch.broadcast_shapes(shape, mask.shape)
+        return int(mask.sum()) * (math.prod(whole) // max(1, mask.numel()))
 
 
 @contextmanager

@@ -21,15 +21,18 @@ from simdev.graphs.capture.documented_inputs import (
     TOKENS,
     documented,
     documented_axes,
+    documented_kind,
     documented_shape,
     documented_shapes,
     number_of,
+    sized,
 )
 from simdev.graphs.capture.readers import JOINED, axes_read, first_reader, gets_tokens, part_that_reads, width_read
 
 A_LOOP_OVER_TOKENS = re.compile(r"for \w+ in range\((seq_?len\w*|sequence_length|hidden_states\.shape\[1\])\)")
 CHOICES = 2  # of a question
 FRAMES = 8  # of a video
+SPOKEN = 4  # frames of a spectrogram in which a token is spoken
 GIVE = "give a function that returns the inputs and labels of the model by --inputs FILE.py:FUNCTION"
 
 
@@ -62,16 +65,17 @@ def hf_inputs(model, config, batch: int | None, length: int | None, optional: Co
     if not length and getattr(own, "axial_pos_embds", False):  # training takes as many tokens as have a position
         tokens = math.prod(own.axial_pos_shape)
     count = batch or (8 if model.main_input_name == "pixel_values" else 4)
-    in_patches = {"spatial_shapes", "target_sizes"} & takes.keys() if "pixel_values" in takes else set()
-    if _grid_of(takes) or (in_patches and "input_ids" not in takes and hasattr(config, "patch_size")):
+    rows = _places_of_patches(model, takes) or {"spatial_shapes", "target_sizes"} & takes.keys()
+    towers = rows and "pixel_values" in takes and "input_ids" not in takes and hasattr(config, "patch_size")
+    if _grid_of(takes) or towers:
         return _patches(model, config, takes, count)
     if model.main_input_name == "past_values":
         return _series(config, takes, batch or 32)
     main = model.main_input_name if isinstance(model.main_input_name, str) else ""
     named = {name for name, item in takes.items() if item.default is item.empty} | {main, *optional}
     # A mask alone says that there is something; inputs of any kind are images if these have a name of their own.
-    others = {re.sub(r"(_attention)?_mask$", "_embeds", name) for name in named if name.endswith("_mask")}
-    named |= takes.keys() & (others | ({"pixel_values"} if main == "inputs" else set()))
+    masked = {re.sub(r"(_attention)?_mask$", "_embeds", name) for name in named if name.endswith("_mask")}
+    named |= takes.keys() & (masked | ({"pixel_values"} if main == "inputs" else set()))
     inputs = {}
     marked = any(hasattr(part, "image_token_id") for part in parts_of(config)) and model.main_input_name == "input_ids"
     if "pixel_values" in named or ("pixel_values" in takes and "input_ids" in takes and not marked):
@@ -79,7 +83,7 @@ def hf_inputs(model, config, batch: int | None, length: int | None, optional: Co
             count, *_images_of_sample(model, config, takes), *_image_shape(model, config)
         )
         if "spatial_shapes" in takes:
-            inputs |= _rows_of_patches(getattr(config, "vision_config", config), takes, count)
+            inputs |= _rows_of_patches(model, getattr(config, "vision_config", config), takes, count)
     several = "input_values" in named and "pixel_values_videos" in takes  # sounds and the pictures to them
     if "pixel_values_videos" in named or several:
         seen = (getattr(part, name, None) for part in parts_of(config) for name in ("num_frames", "frames_per_clip"))
@@ -104,9 +108,8 @@ def hf_inputs(model, config, batch: int | None, length: int | None, optional: Co
     inputs |= _text_of_decoder(model, config, takes, count, tokens)
     if "bbox" in takes:
         inputs["bbox"] = torch.zeros(count, tokens, 4, dtype=torch.int64)
-    if "bool_masked_pos" in takes and "Masked" in type(model).__name__:
-        side = config.image_size // config.patch_size
-        inputs["bool_masked_pos"] = torch.zeros(count, side * side, dtype=torch.bool)
+    if "bool_masked_pos" in takes:
+        inputs |= _masked_patches(model, config, takes, count)
     inputs = _documented(model, config, count, inputs, named) | inputs
     if "inputs" in takes and takes["inputs"].default is inspect.Parameter.empty:  # of any kind, after what encodes them
         inputs["inputs"] = torch.randn(count, TOKENS, getattr(own, "d_model", None) or own.hidden_size)
@@ -115,6 +118,25 @@ def hf_inputs(model, config, batch: int | None, length: int | None, optional: Co
     if others and not _runs_with(model, inputs):
         inputs |= next((other for other in others if _runs_with(model, inputs | other)), {})
     return inputs
+
+
+def _masked_patches(model, config, takes, count: int) -> dict:
+    """Which patches of an image or a video are masked, if a model predicts these: half of them if it cannot do without,
+    all if its labels are of patches, as their documentation says by the same name for their number; none for a model
+    that compares masked images."""
+    import torch
+
+    if takes["bool_masked_pos"].default is inspect.Parameter.empty:  # half of what it embeds, to be predicted
+        known = (getattr(module, "num_patches", None) for module in model.modules())
+        patches = next((number for number in known if isinstance(number, int)), 0)
+        return {"bool_masked_pos": torch.arange(patches).repeat(count, 1) % 2 == 1} if patches else {}
+    labelled = [axes for name in takes if name.endswith("_labels") and (axes := documented_axes(model, name))]
+    predicts = documented_axes(model, "bool_masked_pos") in labelled
+    if not predicts and "Masked" not in type(model).__name__:
+        return {}
+    image = config if hasattr(config, "patch_size") else getattr(config, "image_config", _vision_config(config))
+    side = image.image_size // image.patch_size
+    return {"bool_masked_pos": torch.full((count, side * side), predicts)}
 
 
 def _documented(model, config, count: int, inputs: dict, named: set[str]) -> dict:
@@ -179,10 +201,12 @@ def _text(model, config, count: int, tokens: int):
 
 
 def _words(config, *shape: int):
-    """Random tokens that are none of the first few, which have a meaning of their own."""
+    """Random tokens that are none of the first few, which have a meaning of their own, of the words of a configuration
+    or of the first inside it that has words."""
     import torch
 
-    return torch.randint(3, max(4, (getattr(config, "vocab_size", None) or 1000) - 1), shape)
+    words = next(filter(None, (getattr(part, "vocab_size", None) for part in parts_of(config))), 1000)
+    return torch.randint(3, max(4, words - 1), shape)
 
 
 def _text_of_decoder(model, config, takes, count: int, tokens: int) -> dict:
@@ -205,8 +229,9 @@ def _tokens_of_codebooks(model, config, inputs: dict) -> list[dict]:
     ids, codebooks = inputs.get("decoder_input_ids"), getattr(config, "num_codebooks", None)
     if ids is None:
         words = inputs.get("input_ids")
-        beside = words is not None and words.dim() == 2 and isinstance(codebooks, int)
-        return [{"input_ids": words[..., None].repeat(1, 1, codebooks + 1)}] if beside else []
+        if words is None or words.dim() != 2 or not isinstance(codebooks, int):
+            return []
+        return [{"input_ids": words[..., None].repeat(1, 1, codebooks + 1)}]
     sizes = _sizes(config, len(next(iter(inputs.values()))), ids.shape[-1])
     shapes = [shape for shape in documented_shapes(model, "decoder_input_ids", sizes)[1:] if shape != ids.shape]
     return [{"decoder_input_ids": _repeated(ids, shape)} for shape in shapes]
@@ -348,7 +373,8 @@ def _patches(model, config, takes, count: int) -> dict:
 
     grid = _grid_of(takes)
     if not grid:
-        return _rows_of_patches(config, takes, count) if "spatial_shapes" in takes else _packed_patches(config, count)
+        packed = "target_sizes" in takes
+        return _packed_patches(config, count) if packed else _rows_of_patches(model, config, takes, count)
     side = 16
     channels: Any = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
     width = channels * (getattr(config, "temporal_patch_size", None) or 1) * config.patch_size**2
@@ -368,17 +394,30 @@ def _grid_of(takes) -> str:
     return "grid_thw" if "grid_thw" in takes else "image_grid_thw" if "image_grid_thw" in needed else ""
 
 
-def _rows_of_patches(config, takes, count: int) -> dict:
+def _places_of_patches(model, takes) -> str:
+    """The name of the argument with the column and the row of each patch of an image, as its documentation shows
+    (``(batch_size, max_patches, 2)``), which a vision tower needs; nothing without one."""
+    needed = [name for name, item in takes.items() if item.default is item.empty and name.endswith("position_ids")]
+    return next((name for name in needed if re.search("patches, 2$", ", ".join(documented_axes(model, name)))), "")
+
+
+def _rows_of_patches(model, config, takes, count: int) -> dict:
     """Images of their own sizes as a vision tower takes them: the patches of each image in a row, how many the image
-    has in each direction, and which of the row are patches."""
+    has in each direction or the column and the row of each, and which of the row are patches. Patches that the tower
+    pools are whole windows."""
     import torch
 
-    side = math.isqrt(getattr(config, "num_patches", None) or 256)
+    window = getattr(config, "pooling_kernel_size", None) or 1
+    side = math.isqrt(getattr(config, "num_patches", None) or 256) // window * window
     width = getattr(config, "num_channels", 3) * config.patch_size**2
-    shapes = torch.full((count, 2), side)
-    mask = {"pixel_attention_mask": torch.ones(count, side * side, dtype=torch.int64)}
-    patches = {"pixel_values": torch.randn(count, side * side, width), "spatial_shapes": shapes}
-    return patches | {name: tensor for name, tensor in mask.items() if name in takes}
+    places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).flip(-1)
+    others = {
+        "spatial_shapes": torch.full((count, 2), side),
+        "pixel_attention_mask": torch.ones(count, side * side, dtype=torch.int64),
+        _places_of_patches(model, takes): places.repeat(count, 1, 1),
+    }
+    patches = {"pixel_values": torch.randn(count, side * side, width)}
+    return patches | {name: tensor for name, tensor in others.items() if name in takes}
 
 
 def _packed_patches(config, count: int) -> dict:
@@ -548,7 +587,8 @@ def hf_labels(model, config, inputs: dict, optional: Collection[str] = ()) -> di
     if "start_positions" in takes:
         return {"start_positions": torch.zeros(rows, dtype=torch.int64), "end_positions": torch.ones(rows).long()}
     if "labels" not in takes:
-        return {"return_loss": True} if "return_loss" in takes and len(inputs) > 1 else {}
+        asked = {"return_loss": True} if "return_loss" in takes and len(inputs) > 1 else {}
+        return asked | _labels_of_parts(model, config, inputs)
     if "MultipleChoice" in name or ("Classification" in name and "Token" not in name and "Frame" not in name):
         return {"labels": torch.zeros(rows, dtype=torch.int64)}
     if _is_transducer(config, takes):
@@ -584,6 +624,36 @@ def _labels_of_tokens(model, config, inputs: dict, rows: int, optional: Collecti
             ids = ids[..., 0]  # of the text, beside which the codebooks are
         sizes = _sizes(config, len(ids) // rows_of_one[0], ids.shape[1])
         return {"labels": _in_documented_shape(model, "labels", ids, sizes).clone()}
+    return {}
+
+
+def _labels_of_parts(model, config, inputs: dict) -> dict:
+    """The labels of a model that takes several, each for a part of its loss (``mlm_labels``, ``duration_labels``), in
+    their documented shapes, the axes of which its inputs have, too. A documented shape may be longer by one than the
+    text, whose end is among its tokens, or have a last axis of a single number that the model does not take: the first
+    of these shapes with which the forward pass runs; nothing without one. What is spoken lasts as long for each token.
+    """
+    import torch
+
+    tokens = inputs["input_ids"].shape[-1] if "input_ids" in inputs else 0
+    sizes = _sizes(config, len(next(iter(inputs.values()))), tokens) | {"max_spectrogram_length": SPOKEN * tokens}
+    for name, made in inputs.items():
+        axes = documented_axes(model, name)
+        sizes |= dict(zip(axes, made.shape, strict=True)) if len(axes) == made.dim() else {}
+    takes = inspect.signature(model.forward).parameters
+    named = [name for name in takes if re.match("(?!input_).*_labels$", name) and name not in inputs]
+
+    def made_up(name: str, without: str):
+        axes = re.sub(without, "", ", ".join(documented_axes(model, name))).split(", ")
+        shape, whole = sized(axes, sizes), "Long" in documented_kind(model, name)
+        if shape is None:
+            return None
+        return torch.full(shape, SPOKEN * name.startswith("duration")) if whole else torch.randn(shape)
+
+    for without in ("$", r" \+ 1\b", "(?<=^batch_size), 1$"):
+        labels = {name: made for name in named if (made := made_up(name, without)) is not None}
+        if labels and _runs_with(model, inputs | labels):
+            return labels
     return {}
 
 

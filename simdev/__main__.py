@@ -7,22 +7,31 @@ import sys
 
 
 def command() -> None:
-    """Entry point: :func:`main`, after which the process ends without freeing its objects one by one, which takes
-    seconds after a search of plans."""
+    """Entry point: :func:`main`. A process that searched plans then ends without freeing its objects one by one, which
+    takes seconds, unless a user's code ran in it, which may have files of its own to flush."""
     status = 1  # also of an error that Python prints
 
     def leave() -> None:
+        if "simdev.planners" not in sys.modules:
+            return
+        from simdev.user_file import is_user_module
+
+        if any(map(is_user_module, list(sys.modules))):
+            return
         try:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in filter(None, (sys.stdout, sys.stderr)):
+                stream.flush()
         except (OSError, ValueError):
             return  # Python's own end says what is wrong
         os._exit(status)
 
-    atexit.register(leave)  # before all others, so that it is called after them
+    atexit.register(leave)  # before those of what is imported next, so that it is called after them
     try:
         main()
         status = 0
+    except KeyboardInterrupt:
+        status = 130
+        raise
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise

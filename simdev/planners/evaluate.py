@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -175,21 +175,21 @@ class Evaluator(SharedByPlans):
 
     def _answers(self, function: Callable, tasks: Iterable, here: Callable) -> Iterator:
         """What the workers answer to ``function`` of each task, in order. Of processes of its own there is one fewer
-        than workers. They start when tasks like the quickest so far would take more than :data:`PAYS_S` seconds; until
-        then tasks are done ``here``. So are later ones that none has begun while an answer is due, the last ones first.
+        than workers. They start when tasks like those so far would take more than :data:`PAYS_S` seconds; until then
+        tasks are done ``here``. So are later ones that none has begun while an answer is due, the last ones first.
         Raises :class:`WorkersLost` if a worker has ended."""
         asked: list[Future] = []
         try:
             if not self._own:
                 yield from self._pool().map(function, tasks)
                 return
-            given, own, least = list(tasks), {}, 0.0
-            while self._executor is None and least * len(given) <= PAYS_S:
+            given, own, took = list(tasks), {}, [0.0]
+            while self._executor is None and sum(took) / len(took) * len(given) <= PAYS_S:
                 if not given:
                     return
-                began = time.monotonic()
+                told, began = "torch" in sys.modules, time.monotonic()  # the first one loads PyTorch
                 answer = here(given.pop(0))
-                least = min(least or math.inf, time.monotonic() - began)
+                took = [*took, time.monotonic() - began] if told else took
                 yield answer
             asked += [self._pool().submit(function, task) for task in given]
             for number, answer in enumerate(asked):

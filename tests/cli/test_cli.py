@@ -687,6 +687,7 @@ class Freed:
         print("freed")
 
 kept = Freed()
+{loaded}
 
 def main():
     atexit.register(print, "handler")
@@ -702,11 +703,21 @@ __main__.command()
     "end, code",
     [("pass", 0), ("sys.exit()", 0), ("sys.exit(2)", 2), ("sys.exit('why')", 1), ("sys.exit(130)", 130), ("1 / 0", 1)],
 )
-def test_a_process_ends_without_freeing_its_objects(end, code):
+def test_a_search_of_plans_ends_without_freeing_its_objects(end, code):
     """With its exit code, after what other code wants to be called, and with all that it printed."""
-    done = subprocess.run([sys.executable, "-c", ENDS.format(end=end)], capture_output=True, text=True, timeout=600)
-    assert (done.returncode, done.stdout) == (code, "said\nhandler\n"), done.stderr
-    assert ("ZeroDivisionError" in done.stderr) == (end == "1 / 0") and ("why" in done.stderr) == ("why" in end)
+
+    def run(loaded):
+        command = [sys.executable, "-c", ENDS.format(end=end, loaded=loaded)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        assert done.returncode == code, done.stderr
+        assert ("ZeroDivisionError" in done.stderr) == (end == "1 / 0") and ("why" in done.stderr) == ("why" in end)
+        return done.stdout
+
+    planners = "sys.modules['simdev.planners'] = sys"
+    assert run(planners) == "said\nhandler\n"
+    users = "from simdev import user_file; sys.modules[user_file._PREFIX + 'one'] = sys"
+    for loaded in ("", f"{planners}; {users}"):
+        assert run(loaded) == "said\nhandler\nfreed\n", "of other commands and where a user's code ran"
 
 
 def test_an_interrupted_verification_prints_what_it_found(monkeypatch, capsys):

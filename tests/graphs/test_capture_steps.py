@@ -450,7 +450,7 @@ def test_places_may_be_a_list_of_numbers_that_are_tensors():
         seen = model(x)
         left = torch.full_like(seen[:, 0], True).bool()
         rows, columns = zip(*places, strict=True)
-        left[list(rows)] = False
+        left[list(rows),] = False
         return seen[left].sum() + seen[rows, columns].sum() + seen[[0, 1]].sum()
 
     def make():
@@ -702,8 +702,10 @@ class Routed(torch.nn.Module):
         self.up = torch.nn.Parameter(torch.randn(experts, WIDE, 16))
         self.down = torch.nn.Parameter(torch.randn(experts, 16, WIDE))
 
+    dim = -1
+
     def forward(self, tokens):
-        weights, chosen = self.router(tokens).softmax(-1).topk(2, dim=-1)
+        weights, chosen = self.router(tokens).softmax(-1).topk(2, dim=self.dim)
         mask = torch.nn.functional.one_hot(chosen, num_classes=self.up.shape[0]).permute(2, 1, 0)
         out = torch.zeros_like(tokens)
         for (expert,) in (mask.sum(dim=(-1, -2)) > 0).nonzero():
@@ -733,6 +735,56 @@ def test_routers_of_experts_too_large_to_run_send_tokens_evenly(monkeypatch):
     assert products[0] == products[1] > 0
     rows = [text for text in signatures(even, "mm") if text.startswith("mm(f32[32,2048],")]
     assert len(rows) >= 4, "64 tokens with two choices each, on four experts"
+    monkeypatch.setattr(Routed, "dim", 0)  # experts choose tokens
+    with pytest.raises(Unsupported, match="smaller model"):
+        runs.run(routed_step, "routed", {})
+    monkeypatch.undo()
+    monkeypatch.setattr(runs, "MOST_REAL_BYTES", 0)
     monkeypatch.setattr(runs, "MOST_EXPERTS", 3)
     with pytest.raises(Unsupported, match="smaller model"):
         runs.run(routed_step, "routed", {})
+
+
+def test_a_short_list_of_places_is_a_tuple():
+    """As for PyTorch; a list inside a tuple is one of numbers."""
+    from simdev.graphs.capture.run import run
+
+    def loss(model, x, places):
+        table, (row, column) = model(x), places
+        picked, listed = table[[row, column]], table[:, [row, column]]  # the first is table[row, column]
+        assert picked.shape == (4,) and listed.shape == (3, 2, 4)
+        return picked.sum() + listed.sum()
+
+    def make():
+        return TrainingStep(nn.Linear(8, 4), (torch.zeros(3, 5, 8), torch.tensor([1, 2])), loss)
+
+    assert {"sum(f32[4])->f32[]", "sum(f32[3,2,4])->f32[]"} <= set(run(make, "picks", {}).signatures)
+
+
+def test_a_module_with_tensors_of_its_own_is_converted():
+    """``Module.to`` in a step calls the ``_apply`` of its parts, where one has its own."""
+
+    class Holds(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.table = torch.nn.Linear(8, 8), torch.randn(8, dtype=torch.float64)
+
+        def _apply(self, function, recurse=True):
+            super()._apply(function, recurse)
+            self.table = function(self.table)
+            return self
+
+        def forward(self, x):
+            return self.layer(x) * self.table
+
+    class Outer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Holds()
+
+        def forward(self, x):
+            out = self.to(torch.float32).inner(x)
+            assert out.dtype == torch.float32
+            return out
+
+    assert capture(TrainingStep(Outer(), (torch.randn(2, 8),), lambda model, x: model(x).sum()), "outer").meta["flops"]

@@ -516,8 +516,8 @@ def self_check(target: str, batch: int, length: int | None) -> dict:
 @contextmanager
 def whole_attention():
     """Attention without dropout, and any other dropout as the one op that it is on a GPU. Yields FLOPs that the CPU
-    does not compute: with a mask that wants a gradient, it keeps the weights in memory; the kernel that a GPU chooses
-    computes the product of queries and keys again in the backward pass."""
+    does not compute: with a mask that wants a gradient, or values of another width than keys, it keeps the weights in
+    memory; the kernel that a GPU chooses computes the product of queries and keys again in the backward pass."""
     import torch
     from torch.nn import functional
 
@@ -525,7 +525,8 @@ def whole_attention():
     dropout_of_cpu = functional.dropout
 
     def attention(query, key, value, attn_mask=None, dropout_p=0.0, *rest, **options):
-        if attn_mask is not None and attn_mask.requires_grad:
+        other_width = value.shape[-1] != key.shape[-1] and query.requires_grad
+        if other_width or (attn_mask is not None and attn_mask.requires_grad):
             again.append(2 * query.numel() * key.shape[-2])
         return original(query, key, value, attn_mask, 0.0, *rest, **options)
 

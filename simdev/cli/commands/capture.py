@@ -179,8 +179,8 @@ def _notes(step: str, graph) -> list[str]:
         lines.append(f"the step has every layer, of which training leaves some out at random ({shares})")
     if meta.get("values") == "even routers":
         lines.append(
-            "the step depends on values, and its parameters are too large to run it: its routers send tokens to all "
-            "experts evenly; whichever they choose, the products of a token have the same FLOPs"
+            "the step depends on values, and its parameters are too large to run it: its routers are taken to choose "
+            "all experts in turn; if these are of one size, its products have the same FLOPs whichever are chosen"
         )
     elif "marked_by" not in meta and "values" in meta:
         ran = {"forward": "its forward pass", "real": "it"}[meta["values"]]

@@ -388,7 +388,8 @@ def _call(model, inputs: dict):
             ) from error
         takes = inspect.signature(model.forward).parameters.items()
         left_out = [name for name, item in takes if item.default is None and name not in inputs]
-        if "NoneType" not in str(error) or not left_out or attributes_without_value(error):
+        absent = re.search("NoneType|'bool' object has no attribute", str(error))  # or compared: mask == 1
+        if not absent or not left_out or attributes_without_value(error):
             raise
         used = _used(error, left_out)
         needed = ", ".join(with_shape(model, name) for name in used) or f"one of {', '.join(left_out)}"

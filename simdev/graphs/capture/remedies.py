@@ -129,8 +129,8 @@ def _runs(target: str, fields: list[tuple[str, str]]) -> bool:
 
 def _fault(target: str, fields: list[tuple[str, str]]) -> Exception | None:
     """The error of the step of a model with some more fields on tensors without memory, as far as these lead it; None
-    if there is none: one that asks for values is run for real by its capture, if its parameters are small, or has even
-    routers."""
+    if there is none. A step that asks for values has none if its parameters are small, so that its capture runs it for
+    real, or if it has experts, to which its capture sends tokens."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from simdev.graphs.capture.rewrites import as_on_gpu, fake_construction, unlogged_failures
@@ -187,12 +187,13 @@ def switch_of_part(target: str, error: BaseException) -> list[tuple[str, str]]:
     for node in ast.walk(code):
         if not isinstance(node, ast.If) or not re.fullmatch(r"(self\.)?config\.\w+", ast.unparse(node.test)):
             continue
-        if not re.search(rf"^\s*self\.{error.name} = ", ast.unparse(node), re.MULTILINE):
+        if not any(re.search(rf"^self\.{error.name} = ", ast.unparse(line)) for line in node.body):
             continue
         field = ast.unparse(node.test).rpartition(".")[2]
         parts = {"": config, **{f"{key}.": part for key, part in vars(config).items() if hasattr(part, "model_type")}}
         found = [before + field for before, part in parts.items() if getattr(part, field, None) is False]
-        return [(path, "true") for path in found[:1] if path not in given]
+        chosen = [(path, "true") for path in found[:1] if path not in given]
+        return chosen if chosen and _runs(target, chosen) else []
     return []
 
 
@@ -409,7 +410,7 @@ def values_that_run(target: str, unset: list[str]) -> str | None:
     if not unset or config is None:
         return None
     lists = [field.rpartition(".")[0] for field in unset if field.endswith("layer_types")]
-    # Of few layers, so that the list can be typed.
+    # A model of two layers has a list that can be typed.
     unset = [*(f"{before}.num_hidden_layers".lstrip(".") for before in dict.fromkeys(lists)), *unset]
     for size in (64, 1):
         values: dict[str, Any] = {

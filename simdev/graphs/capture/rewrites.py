@@ -120,16 +120,20 @@ class Rewrites(TorchFunctionMode):
         return torch.native_dropout(input, p, True)[0]
 
 
+AS_TUPLE = 32  # PyTorch takes a list of fewer tensors for a tuple
+
+
 def _places(index):
     """``index`` of a tensor, with the numbers of each list of fake tensors that are numbers: PyTorch does not ask these
-    for their values, but reads their memory, which they do not have."""
+    for their values, but reads their memory, which they do not have. A short list that is the whole index is a tuple
+    for PyTorch."""
     for part in index if isinstance(index, tuple) else (index,):
         if isinstance(part, (list, tuple)):
             break
     else:  # as nearly always
         return index
     if not isinstance(index, tuple):
-        return _numbers(index)
+        return _numbers(index) if len(index) >= AS_TUPLE else index
     return tuple(_numbers(part) if isinstance(part, (list, tuple)) else part for part in index)
 
 
@@ -552,7 +556,8 @@ def _unchanged_modules():
     def convert(module, function, recurse=True):
         held = [*module.parameters(recurse), *module.buffers(recurse)]
         with torch.no_grad():
-            if held and all(isinstance(tensor, FakeTensor) and function(tensor) is tensor for tensor in held):
+            own = any(type(part)._apply is not convert for part in module.modules())  # it may hold more
+            if not own and held and all(isinstance(one, FakeTensor) and function(one) is one for one in held):
                 return module
         return apply(module, function, recurse)
 

@@ -36,7 +36,7 @@ aten = torch.ops.aten
 INDEXED = (aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_)
 LIKE = (aten.full_like, aten.ones_like, aten.zeros_like)  # which read no value of a tensor
 MOST_ELEMENTS = 1 << 20  # larger tensors have no shadow
-MOST_ROUTED = 1 << 26  # elements with the routes of tokens to experts: one for each token, choice and expert
+MOST_ROUTED = 1 << 24  # elements with the routes of tokens to experts: one for each token, choice and expert
 MOST_DRAWN = 1 << 12  # nor have larger tensors of random numbers: weights, noise
 SET_DATA = torch.Tensor.data.__set__
 _DRAWN = [MOST_DRAWN]  # the limit that holds, last
@@ -185,7 +185,8 @@ class Shadows(TorchDispatchMode):
                 return self._forget(func, args, kwargs)
         given, shape = tree_flatten((args, kwargs))
         reals = [self.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in given]
-        if func.overloadpacket in LIKE and reals[0] is None:
+        small = not outputs or not outputs[0].is_floating_point() or outputs[0].numel() <= MOST_DRAWN
+        if func.overloadpacket in LIKE and reals[0] is None and small:
             with unset_fake_temporarily():
                 reals[0] = torch.empty(args[0].shape, dtype=args[0].dtype)
         known = all(real is not None or leaf is None for real, leaf in zip(reals, given, strict=True))
@@ -194,7 +195,7 @@ class Shadows(TorchDispatchMode):
                 self.outdate(leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, torch.Tensor))
             return None
         if not known:
-            if func is aten.topk.default and args[0].shape[-1] in self.experts:
+            if func is aten.topk.default and self._is_route(*args[:3], **kwargs):
                 self._real[outputs[1]] = _even_routes(outputs[1].shape, args[0].shape[-1])
             return self._forget(func, args, kwargs)
         try:
@@ -207,6 +208,10 @@ class Shadows(TorchDispatchMode):
         for fake, real in zip(outputs, real_outputs, strict=False):
             self._real[fake] = real
         return None
+
+    def _is_route(self, scores, k, dim=-1, **_) -> bool:
+        """Whether the largest of ``scores`` say which experts each token goes to."""
+        return dim in (-1, scores.dim() - 1) and scores.shape[-1] in self.experts
 
     def _forget(self, func, args, kwargs) -> None:
         """The shadows of what ``func`` overwrites no longer hold."""
@@ -245,8 +250,8 @@ class _Exchanges(TorchFunctionMode):
 
 
 def _even_routes(shape, experts: int) -> torch.Tensor:
-    """Which of the ``experts`` each row of an int64 tensor of this shape chooses: in turn, so that each is chosen as
-    often as any other, and none twice in a row."""
+    """Which of the ``experts`` each row of an int64 tensor of this shape chooses: in turn, so that one is chosen once
+    more than another at most, and none twice in a row."""
     with unset_fake_temporarily():
         return (torch.arange(shape.numel()) % experts).reshape(shape)
 

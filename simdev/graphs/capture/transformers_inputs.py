@@ -149,8 +149,10 @@ def _documented(model, config, count: int, inputs: dict, named: set[str]) -> dic
     lengths |= {"seq": inputs["input_ids"].shape[-1]} if "input_ids" in inputs else {}
     found = documented(model, config.to_dict(), lengths, {}, asked)
     for name in found:
-        width = getattr(config, re.sub("_hidden_states$", "_hidden_size", name), None)
-        if isinstance(width, int):  # of another model, as encoder_hidden_size for encoder_hidden_states
+        width = getattr(config, f"{name.removesuffix('_hidden_states')}_hidden_size", None)
+        if isinstance(width, int) and name.endswith(
+            "_hidden_states"
+        ):  # of another model, as encoder_hidden_size for encoder_hidden_states
             found[name] = torch.randn(*found[name].shape[:-1], width)
         if name.endswith("embeds_position_mask"):  # of the tokens that stand for an image
             found[name][:, getattr(config, "latent_query_num", None) :] = 0

@@ -728,8 +728,9 @@ def report(given: list[dict]) -> str:
         "model and, within 1 %, the FLOPs that PyTorch's",
         "`FlopCounterMode` counts in a step of the same model, built for real. (PyTorch's formula for the backward of",
         "grouped convolutions counts every filter as if it read every channel; the comparison corrects it, and leaves",
-        "dropout out of attention. For a learned bias of attention it adds the product of queries and keys that the",
-        "kernel of a GPU computes again in the backward pass, and the CPU's does not.)",
+        "dropout out of attention. For a learned bias of attention, and for values of another width than keys, it adds",
+        "the product of queries and keys that the kernel of a GPU computes again in the backward pass, and the CPU's",
+        "does not.)",
         f"A capture took {seconds[len(seconds) // 2]} processor seconds in the median and",
         f"{seconds[-1]} at most; the process grew by {megabytes[len(megabytes) // 2]} MB in the median and",
         f"{megabytes[-1]} MB at most. *Forward* marks steps that depend on values, whose forward pass",
@@ -770,7 +771,7 @@ def report(given: list[dict]) -> str:
 def draw_lines(given: list[dict]) -> list[str]:
     """What became of drawn models: a row's ``first`` is the verdict before general rules were mended, its ``remedy``
     what its refusal says and was typed, with which the model is captured."""
-    draws: dict[int, list[dict]] = {}
+    draws: dict[int | str, list[dict]] = {}
     for row in given:
         if "draw" in row:
             draws.setdefault(row["draw"], []).append(row)
@@ -780,8 +781,9 @@ def draw_lines(given: list[dict]) -> list[str]:
         "",
         "## Draws",
         "",
-        "Models drawn by a seed from all that transformers and diffusers name, and in the last two draws timm and",
-        "torchvision, too, captured by their plain ids (`python tests/tools/zoo.py rows.jsonl --draw SEED 25`). No",
+        "Models drawn by a seed from all that transformers and diffusers name, and in the draws 20261130, 20261201 and",
+        "those *of four* timm and torchvision, too, captured by their plain ids",
+        "(`python tests/tools/zoo.py rows.jsonl --draw SEED 25`). No",
         "graph differs by more than 1 % from what PyTorch counts in the run that was recorded; else it would be",
         "refused. *First run* is before a rule was mended, the other columns are after it; the last draw was made",
         "after the mends of those before it. A remedy *works* if a model was captured once its refusal was obeyed.",

@@ -183,13 +183,14 @@ class Evaluator(SharedByPlans):
             if not self._own:
                 yield from self._pool().map(function, tasks)
                 return
-            given, own, took = list(tasks), {}, [0.0]
-            while self._executor is None and sum(took) / len(took) * len(given) <= PAYS_S:
+            given, own, done, spent = list(tasks), {}, 0, 0.0
+            while self._executor is None and spent * len(given) <= PAYS_S * done:
                 if not given:
                     return
-                told, began = "torch" in sys.modules, time.monotonic()  # the first one loads PyTorch
+                loaded, began = "torch" in sys.modules, time.monotonic()
                 answer = here(given.pop(0))
-                took = [*took, time.monotonic() - began] if told else took
+                if loaded:  # a task that loads PyTorch says nothing of the others
+                    done, spent = done + 1, spent + time.monotonic() - began
                 yield answer
             asked += [self._pool().submit(function, task) for task in given]
             for number, answer in enumerate(asked):

@@ -1,7 +1,6 @@
 """Planners: the protocol, the registry, what each finds, a Dask cluster, and the files of plans."""
 
 import json
-import math
 import os
 import pickle
 import subprocess
@@ -450,7 +449,7 @@ def test_workers_start_only_for_long_captures(tiny_job, tiny_evaluator, tmp_path
     warm = Evaluator(tiny_job, workers=2)
     assert (list(warm.outcomes(choices)), list(warm.estimates(choices))) == wanted
     monkeypatch.setenv(kept.APART, str(tmp_path / "for one process"))
-    monkeypatch.setattr(evaluate, "PAYS_S", math.inf)
+    monkeypatch.setattr(evaluate, "PAYS_S", 1e9)
     cold = Evaluator(tiny_job, workers=2)
     assert (list(cold.outcomes(choices)), list(cold.estimates(choices))) == wanted
     monkeypatch.setattr(evaluate, "PAYS_S", 0)  # what is left after the first task is then enough
@@ -458,6 +457,36 @@ def test_workers_start_only_for_long_captures(tiny_job, tiny_evaluator, tmp_path
     for batch in ("outcomes", "estimates"):
         with pytest.raises(Started):
             list(getattr(Evaluator(tiny_job, workers=2), batch)(choices))
+
+
+def test_workers_start_by_the_mean_of_the_tasks_so_far(tiny_job, monkeypatch):
+    """Also behind a task whose captures are kept, which takes no time."""
+    monkeypatch.setitem(sys.modules, "torch", sys.modules.get("torch"))  # a task that loads it would not be counted
+
+    class Started(Exception):
+        pass
+
+    def pool(_):
+        raise Started
+
+    monkeypatch.setattr(Evaluator, "_pool", pool)
+    clock = [0.0]
+    monkeypatch.setattr(evaluate.time, "monotonic", lambda: clock[0])
+
+    def before_workers(seconds):
+        here: list[int] = []
+
+        def work(task):
+            here.append(task)
+            clock[0] += seconds[task]
+            return task
+
+        with pytest.raises(Started):
+            list(Evaluator(tiny_job, workers=2)._answers(work, range(len(seconds)), work))
+        return here
+
+    assert before_workers([3.0] * 10) == [0], "nine tasks of three seconds are left"
+    assert before_workers([0.0] + [3.0] * 10) == [0, 1], "the mean is 1.5"
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def switch_of_part(target: str, error: BaseException) -> list[tuple[str, str]]:
         if not any(re.search(rf"^self\.{error.name} = ", ast.unparse(line)) for line in node.body):
             continue
         field = ast.unparse(node.test).rpartition(".")[2]
-        parts = {"": config, **{f"{key}.": part for key, part in vars(config).items() if hasattr(part, "model_type")}}
+        parts = _parts_by_prefix(config)
         found = [before + field for before, part in parts.items() if getattr(part, field, None) is False]
         chosen = [(path, "true") for path in found[:1] if path not in given]
         return chosen if chosen and _runs(target, chosen) else []
@@ -256,7 +256,7 @@ def heads_that_divide(target: str, error: BaseException) -> list[tuple[str, str]
         return []
     width, heads = (int(number) for number in said.groups() if number)
     config, given = _config(target)
-    parts = {"": config, **{f"{key}.": part for key, part in vars(config).items() if hasattr(part, "model_type")}}
+    parts = _parts_by_prefix(config)
     fields = [
         before + name for before, part in parts.items() for name, value in vars(part).items()
         if name.endswith("heads") and value == heads and before + name not in given
@@ -266,12 +266,17 @@ def heads_that_divide(target: str, error: BaseException) -> list[tuple[str, str]
     return next((fields for fields in chosen if _runs(target, fields)), [])
 
 
+def _parts_by_prefix(config) -> dict[str, Any]:
+    """A configuration and those inside it, by what the path of their fields begins with."""
+    return {"": config, **{f"{key}.": part for key, part in vars(config).items() if hasattr(part, "model_type")}}
+
+
 def rotation_that_follows(target: str, error: BaseException) -> list[tuple[str, str]]:
     """The parameters of rotary positions, if an ``error`` shows that a configuration gives them once and its layers are
     of several kinds, that they rotate more of a head than their sections hold or less, or that they lack these
     sections; or an even width of heads, if it shows that these have no whole number of pairs to rotate."""
     config, given = _config(target)
-    parts = {"": config, **{f"{key}.": part for key, part in vars(config).items() if hasattr(part, "model_type")}}
+    parts = _parts_by_prefix(config)
     sections = re.search(r"sum exactly to (\d+) .*split_sizes=\[([\d, ]+)\]", str(error))
     lacks = [owner for owner, name in attributes_without_value(error) if name == "mrope_section"]
     for before, part in parts.items():

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from simdev.baselines._order import ordered, with_orders
-from simdev.baselines._search import first_of_unit, groups, units_by_group
+from simdev.baselines._search import first_of_unit, groups, layer_of_unit, units_by_group
 from simdev.baselines._units import choices, unit_adjacency
 from simdev.placers.budget import Budget
 from simdev.placers.score import Score
@@ -24,7 +24,8 @@ MEMORY = 400  # the history holds one cost for so many moves of the budget,
 LONGEST = 50_000  # at most so many costs
 FIRST = 256  # moves in the first call of the compiled loop; later calls take about CALL_S seconds
 CALL_S = 0.5
-SHARES, ORDER_SHARES = (0.3, 0.5, 0.2, 0.0), (0.25, 0.45, 0.15, 0.15)  # clusters, cut tensors, groups, the order
+ALONE, TOGETHER = (0.3, 0.5, 0.2, 0.0, 0.0), (0.1, 0.2, 0.2, 0.3, 0.2)  # clusters, cuts, runs, groups, layers
+ORDER = 0.15  # share of shifts in the order, where a placement brings its order
 FAR = 0.02  # share of clusters that may go to any device, hosts too
 
 
@@ -70,7 +71,7 @@ class LateWalk:
             members=np.zeros(units, np.int64),
             stamps=np.zeros(units, np.int64),
         )
-        self.moves = _moves(problem, kernels, ORDER_SHARES if self.ordered else SHARES)
+        self.moves = _moves(problem, kernels, ORDER if self.ordered else 0.0)
 
     def run(self) -> Placement:
         """Spend the budget; the best placement."""
@@ -134,13 +135,20 @@ class LateWalk:
         return Placement(self.late.best_devices.astype(np.int32), len(rank) - 1 - rank if self.ordered else None)
 
 
-def _moves(problem: Problem, kernels, shares):
-    """What the kernels read of a problem to draw moves."""
+def _moves(problem: Problem, kernels, order: float):
+    """What the kernels read of a problem to draw moves.
+
+    The share of moves of whole groups and layers is that of :data:`TOGETHER` where a group has very many units, as in a
+    recurrent network, whose layers do the same work in each time step; it is 0 where each group has one unit.
+    """
     graph, allowed = problem.graph, choices(problem, hosts=True)
     ops = np.argsort(graph.unit_of_op, kind="stable")
     rank = np.argsort(np.argsort(first_of_unit(problem), kind="stable"))
     group = groups(problem, rank)[0]
     by_group, group_ptr = units_by_group(group, rank)
+    by_layer, layer_ptr = units_by_group(layer_of_unit(problem), rank)
+    together = 1 - (len(group_ptr) - 1) / len(group)
+    shares = (1 - together) * np.array(ALONE) + together * np.array(TOGETHER)
     neighbour_ptr, neighbours, _ = unit_adjacency(problem)
     return kernels.Moves(
         unit_of_op=graph.unit_of_op.astype(np.int64),
@@ -152,11 +160,13 @@ def _moves(problem: Problem, kernels, shares):
         group_ptr=group_ptr,
         group_units=by_group,
         group_place=np.argsort(by_group),
+        layer_ptr=layer_ptr,
+        layer_units=by_layer,
         allowed=allowed,
         near=np.array(problem.topology.accelerators or np.flatnonzero(allowed.any(axis=1)), np.int64),
         every=np.flatnonzero(allowed.any(axis=1)),
         source=graph.edge_source.astype(np.int64),
         target=graph.consumers.astype(np.int64),
-        shares=np.array(shares),
+        shares=np.append(shares * (1 - order), order),
         far=FAR,
     )

@@ -19,7 +19,7 @@ from simdev.sim.kernels.placement import is_valid
 from simdev.sim.kernels.priority import run_priority
 from simdev.sim.kernels.state import Inputs, Timeline, Workspace
 
-CLUSTER, CUT, GROUP, ORDER = 0, 1, 2, 3  # kinds of moves
+CLUSTER, CUT, RUN, GROUP, LAYER, ORDER = range(6)  # kinds of moves
 UNFIT = 1 << 61  # cost of a placement that does not fit, and its bytes over memory
 ALWAYS = 1 << 62
 DRAWS = 1000  # in a row without a move that can run, after which a walk ends
@@ -36,9 +36,10 @@ class Moves(NamedTuple):
     ``unit_of_op`` int64 ``(n,)``; ``unit_ops[unit_ptr[u]:unit_ptr[u + 1]]``: the ops of a unit. ``neighbours``: the
     units that exchange tensors with each unit, CSR with ``neighbour_ptr``. ``group`` int64 ``(units,)``;
     ``group_units``: the units group by group, each in topological order, CSR with ``group_ptr``; ``group_place``: where
-    each unit is among them. ``allowed`` bool ``(D, units)``; ``near``, ``every``: the devices that most moves, and all
-    moves, may go to. ``source``, ``target`` int64: the ops of each edge. ``shares`` float ``(4,)``: of the kinds of
-    moves; ``far``: the share of moves that go to any device.
+    each unit is among them. ``layer_units``: the units layer by layer, CSR with ``layer_ptr``. ``allowed`` bool
+    ``(D, units)``; ``near``, ``every``: the devices that most moves, and all moves, may go to. ``source``, ``target``
+    int64: the ops of each edge. ``shares`` float ``(6,)``: of the kinds of moves; ``far``: the share of moves that go
+    to any device.
     """
 
     unit_of_op: np.ndarray
@@ -50,6 +51,8 @@ class Moves(NamedTuple):
     group_ptr: np.ndarray
     group_units: np.ndarray
     group_place: np.ndarray
+    layer_ptr: np.ndarray
+    layer_units: np.ndarray
     allowed: np.ndarray
     near: np.ndarray
     every: np.ndarray
@@ -148,13 +151,7 @@ def draw(moves: Moves, late: Late):
         kind += 1
     if kind == ORDER:
         return shift(late)
-    if kind != CUT:
-        pivot = below(late, len(late.stamps))
-        home = device_of(moves, late, pivot)
-        devices = moves.every if chance(late) < moves.far else moves.near
-        away = devices[below(late, len(devices))]
-        most, double = MOST_GROWN, GROW
-    else:
+    if kind == CUT:
         maker = reader = np.int64(-1)
         for _ in range(CUT_DRAWS if len(moves.source) else 0):
             edge = below(late, len(moves.source))
@@ -165,18 +162,28 @@ def draw(moves: Moves, late: Late):
             return False
         if chance(late) < 0.5:
             maker, reader = reader, maker
-        pivot, home, away = moves.unit_of_op[maker], late.devices[maker], late.devices[reader]
-        most, double = MOST_CUT, GROW_CUT
-    if home == away or not moves.allowed[away, pivot]:
-        return False
+        take_around(moves, late, moves.unit_of_op[maker], late.devices[reader], MOST_CUT, GROW_CUT)
+        return mark(moves, late, late.devices[reader])
+    devices = moves.every if chance(late) < moves.far else moves.near
+    away = devices[below(late, len(devices))]
     if kind == GROUP:
-        run_along(moves, late, pivot, home, away)
+        take_all(moves, late, moves.group_ptr, moves.group_units, away)
+    elif kind == LAYER:
+        take_all(moves, late, moves.layer_ptr, moves.layer_units, away)
+    elif kind == RUN:
+        run_along(moves, late, below(late, len(late.stamps)), away)
     else:
-        grow(moves, late, pivot, home, away, draw_size(late, most, double))
-    for index in range(state[TAKEN]):
+        take_around(moves, late, below(late, len(late.stamps)), away, MOST_GROWN, GROW)
+    return mark(moves, late, away)
+
+
+@part
+def mark(moves: Moves, late: Late, away):
+    """Move the units that were taken to the device ``away``; return whether there are any."""
+    for index in range(late.state[TAKEN]):
         for place in range(moves.unit_ptr[late.members[index]], moves.unit_ptr[late.members[index] + 1]):
             late.tried_devices[moves.unit_ops[place]] = away
-    return state[TAKEN] > 0
+    return late.state[TAKEN] > 0
 
 
 @part
@@ -186,8 +193,23 @@ def device_of(moves: Moves, late: Late, unit):
 
 
 @part
-def run_along(moves: Moves, late: Late, pivot, home, away):
-    """Take a run of units of the group of ``pivot`` that are on the device ``home``, in topological order."""
+def take_all(moves: Moves, late: Late, ptr, units, away):
+    """Take all units of a random group or layer that are not on the device ``away``."""
+    number, taken = below(late, len(ptr) - 1), 0
+    for place in range(ptr[number], ptr[number + 1]):
+        unit = units[place]
+        if device_of(moves, late, unit) != away and moves.allowed[away, unit]:
+            late.members[taken] = unit
+            taken += 1
+    late.state[TAKEN] = taken
+
+
+@part
+def run_along(moves: Moves, late: Late, pivot, away):
+    """Take a run of units of the group of ``pivot`` that are on its device, in topological order."""
+    home = device_of(moves, late, pivot)
+    if home == away:
+        return
     first, stop = moves.group_ptr[moves.group[pivot]], moves.group_ptr[moves.group[pivot] + 1]
     size = draw_size(late, stop - first, LONGER)
     place, taken = max(first, moves.group_place[pivot] - below(late, size)), 0
@@ -201,9 +223,12 @@ def run_along(moves: Moves, late: Late, pivot, home, away):
 
 
 @part
-def grow(moves: Moves, late: Late, pivot, home, away, size):
-    """Take ``pivot`` and units around it on the device ``home``, ``size`` units at most."""
-    state, members, stamps = late.state, late.members, late.stamps
+def take_around(moves: Moves, late: Late, pivot, away, most, double):
+    """Take ``pivot`` and units around it on its device, ``most`` units at most."""
+    state, members, stamps, home = late.state, late.members, late.stamps, device_of(moves, late, pivot)
+    if home == away or not moves.allowed[away, pivot]:
+        return
+    size = draw_size(late, most, double)
     state[STAMP] += 1
     members[0], stamps[pivot] = pivot, state[STAMP]
     taken, seen = 1, 0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from simdev.baselines._order import ordered, with_orders
-from simdev.baselines._search import first_of_unit, groups, layer_of_unit, units_by_group
+from simdev.baselines._search import first_of_unit, groups, modules, units_by_group
 from simdev.baselines._units import choices, unit_adjacency
 from simdev.placers.budget import Budget
 from simdev.placers.score import Score
@@ -24,7 +24,7 @@ MEMORY = 400  # the history holds one cost for so many moves of the budget,
 LONGEST = 50_000  # at most so many costs
 FIRST = 256  # moves in the first call of the compiled loop; later calls take about CALL_S seconds
 CALL_S = 0.5
-ALONE, TOGETHER = (0.3, 0.5, 0.2, 0.0, 0.0), (0.1, 0.2, 0.2, 0.3, 0.2)  # clusters, cuts, runs, groups, layers
+ALONE, TOGETHER = (0.25, 0.45, 0.15, 0.0, 0.15), (0.1, 0.2, 0.15, 0.2, 0.35)  # clusters, cuts, runs, groups, modules
 ORDER = 0.15  # share of shifts in the order, where a placement brings its order
 FAR = 0.02  # share of clusters that may go to any device, hosts too
 
@@ -138,15 +138,15 @@ class LateWalk:
 def _moves(problem: Problem, kernels, order: float):
     """What the kernels read of a problem to draw moves.
 
-    The share of moves of whole groups and layers is that of :data:`TOGETHER` where a group has very many units, as in a
-    recurrent network, whose layers do the same work in each time step; it is 0 where each group has one unit.
+    The shares are those of :data:`TOGETHER` where a group has very many units, as in a recurrent network, whose layers
+    do the same work in each time step; they are those of :data:`ALONE` where each group has one unit.
     """
     graph, allowed = problem.graph, choices(problem, hosts=True)
     ops = np.argsort(graph.unit_of_op, kind="stable")
     rank = np.argsort(np.argsort(first_of_unit(problem), kind="stable"))
     group = groups(problem, rank)[0]
     by_group, group_ptr = units_by_group(group, rank)
-    by_layer, layer_ptr = units_by_group(layer_of_unit(problem), rank)
+    by_module, module_ptr = modules(problem, rank)
     together = 1 - (len(group_ptr) - 1) / len(group)
     shares = (1 - together) * np.array(ALONE) + together * np.array(TOGETHER)
     neighbour_ptr, neighbours, _ = unit_adjacency(problem)
@@ -160,8 +160,8 @@ def _moves(problem: Problem, kernels, order: float):
         group_ptr=group_ptr,
         group_units=by_group,
         group_place=np.argsort(by_group),
-        layer_ptr=layer_ptr,
-        layer_units=by_layer,
+        module_ptr=module_ptr,
+        module_units=by_module,
         allowed=allowed,
         near=np.array(problem.topology.accelerators or np.flatnonzero(allowed.any(axis=1)), np.int64),
         every=np.flatnonzero(allowed.any(axis=1)),

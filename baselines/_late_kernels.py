@@ -19,7 +19,7 @@ from simdev.sim.kernels.placement import is_valid
 from simdev.sim.kernels.priority import run_priority
 from simdev.sim.kernels.state import Inputs, Timeline, Workspace
 
-CLUSTER, CUT, RUN, GROUP, LAYER, ORDER = range(6)  # kinds of moves
+CLUSTER, CUT, RUN, GROUP, MODULE, ORDER = range(6)  # kinds of moves
 UNFIT = 1 << 61  # cost of a placement that does not fit, and its bytes over memory
 ALWAYS = 1 << 62
 DRAWS = 1000  # in a row without a move that can run, after which a walk ends
@@ -36,7 +36,7 @@ class Moves(NamedTuple):
     ``unit_of_op`` int64 ``(n,)``; ``unit_ops[unit_ptr[u]:unit_ptr[u + 1]]``: the ops of a unit. ``neighbours``: the
     units that exchange tensors with each unit, CSR with ``neighbour_ptr``. ``group`` int64 ``(units,)``;
     ``group_units``: the units group by group, each in topological order, CSR with ``group_ptr``; ``group_place``: where
-    each unit is among them. ``layer_units``: the units layer by layer, CSR with ``layer_ptr``. ``allowed`` bool
+    each unit is among them. ``module_units``: the units module by module, CSR with ``module_ptr``. ``allowed`` bool
     ``(D, units)``; ``near``, ``every``: the devices that most moves, and all moves, may go to. ``source``, ``target``
     int64: the ops of each edge. ``shares`` float ``(6,)``: of the kinds of moves; ``far``: the share of moves that go
     to any device.
@@ -51,8 +51,8 @@ class Moves(NamedTuple):
     group_ptr: np.ndarray
     group_units: np.ndarray
     group_place: np.ndarray
-    layer_ptr: np.ndarray
-    layer_units: np.ndarray
+    module_ptr: np.ndarray
+    module_units: np.ndarray
     allowed: np.ndarray
     near: np.ndarray
     every: np.ndarray
@@ -168,8 +168,8 @@ def draw(moves: Moves, late: Late):
     away = devices[below(late, len(devices))]
     if kind == GROUP:
         take_all(moves, late, moves.group_ptr, moves.group_units, away)
-    elif kind == LAYER:
-        take_all(moves, late, moves.layer_ptr, moves.layer_units, away)
+    elif kind == MODULE:
+        take_all(moves, late, moves.module_ptr, moves.module_units, away)
     elif kind == RUN:
         run_along(moves, late, below(late, len(late.stamps)), away)
     else:
@@ -194,7 +194,7 @@ def device_of(moves: Moves, late: Late, unit):
 
 @part
 def take_all(moves: Moves, late: Late, ptr, units, away):
-    """Take all units of a random group or layer that are not on the device ``away``."""
+    """Take all units of a random group or module that are not on the device ``away``."""
     number, taken = below(late, len(ptr) - 1), 0
     for place in range(ptr[number], ptr[number + 1]):
         unit = units[place]

@@ -146,6 +146,19 @@ def module_groups(problem: Problem) -> list[np.ndarray]:
     return groups
 
 
+def modules(problem: Problem, rank: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The units of each module of any depth, down to single layers, as CSR ``(units, ptr)``, int64; each set of units
+    once, and never all units. ``rank`` int ``(units,)``: the order within a module."""
+    found = dict[bytes, np.ndarray]()
+    for label in module_groups(problem):
+        units, ptr = units_by_group(np.unique(label, return_inverse=True)[1], rank)
+        for first, stop in zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True):
+            if stop - first < problem.graph.n_units:
+                found.setdefault(units[first:stop].tobytes(), units[first:stop])
+    sets = list(found.values()) or [np.arange(problem.graph.n_units)]
+    return np.concatenate(sets), np.cumsum([0, *map(len, sets)])
+
+
 def longest_op(problem: Problem) -> np.ndarray:
     """int64 ``(units,)``: the longest op of each unit, the first of equals."""
     graph = problem.graph

@@ -26,12 +26,13 @@ def late_acceptance(problem, *, rng, budget, starts, memory):
     The starts are those of ``long-search``: the constructive placements or, if ``starts`` names result folders with
     ``+`` between them, the placements that those hold. A move takes one of these to another device: a random unit and
     up to 127 units around it; one end of a tensor that is cut, and up to 31 units around it; the units that do the same
-    work for a layer (the groups of ``long-search``), a run of them or all; or a whole layer. Groups and layers move
-    whole the more often, the more units they have: in half of the moves in recurrent networks, whose layers do their
-    work in many time steps. Under rules ``priority``, some moves shift one op in the order of all ops instead. A move
-    is kept if the step is no longer than the present one, or than the one ``L`` moves ago; ``L`` is the number of moves
-    in the budget divided by ``memory``, 50,000 at most. A shorter step replaces the one ``L`` moves ago, as in the
-    paper; the paper's search ends when it gains nothing, this one with the budget.
+    work for a layer (the groups of ``long-search``), a run of them or all; or a whole module, from a single layer up.
+    Groups and modules move whole in one move of seven, and more often, the more units a group has: in half of the moves
+    in recurrent networks, whose layers do their work in many time steps. Under rules ``priority``, some moves shift one
+    op in the order of all ops instead. A move is kept if the step is no longer than the present one, or than the one
+    ``L`` moves ago; ``L`` is the number of moves in the budget divided by ``memory``, 50,000 at most. A shorter step
+    replaces the one ``L`` moves ago, as in the paper; the paper's search ends when it gains nothing, this one with the
+    budget.
 
     The search knows nothing of critical paths or of what has paid so far. Under the orders ``fifo`` and ``priority``,
     on devices of one slot, it draws, simulates and keeps moves in compiled code. Under other rules, and for throughput,

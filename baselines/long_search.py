@@ -11,7 +11,7 @@ from simdev.placers.starts import stored_starts
 
 @placer(
     "long-search",
-    version=11,
+    version=12,
     family="search",
     searches=True,
     defaults={"starts": "", "climbs": 3, "coarse": True},

@@ -8,6 +8,10 @@ import pytest
 
 from simdev import Problem
 from simdev.baselines import multilevel as module
+from simdev.baselines._descent import descended
+from simdev.baselines._search import layer_of_unit
+from simdev.baselines._search import starts as simple_starts
+from simdev.baselines._units import choices
 from simdev.placers.budget import Budget
 from simdev.placers.registry import find_placer
 from simdev.placers.testing import random_problem
@@ -31,30 +35,63 @@ def test_merged_graphs_save_evaluations(order):
     assert budgets["multilevel"].best_step_ns < 0.98 * budgets["late-acceptance"].best_step_ns
 
 
-def test_each_level_is_finer_and_its_placement_means_the_same_on_the_graph():
-    problem = Problem.build("nmt", "p100x2")
-    levels = list(module._levels(problem))
-    assert [int(numbers.max()) + 1 for _, numbers in levels] == [merged.graph.n_ops for merged, _ in levels]
-    sizes = [merged.graph.n_ops for merged, _ in levels] + [problem.graph.n_ops]
-    assert len(sizes) > 2 and all(module.FEWER * a <= b for a, b in zip(sizes, sizes[1:], strict=False))
+def test_a_placement_of_the_merged_graph_means_the_same_on_the_graph():
+    problem = Problem.build("amoebanet-d-small", "k80x4")
+    merged, numbers = module._merged(problem)
+    assert int(numbers.max()) + 1 == merged.graph.n_ops <= problem.graph.n_ops / module.FEWER
     one = Placement(np.full(problem.graph.n_ops, problem.topology.accelerators[0], np.int32))
-    for merged, numbers in levels:
-        coarse = module._merged(problem, merged, numbers, one)
-        assert (coarse.devices[numbers] == one.devices).all()
-        assert simulate(merged, coarse).step_ns == simulate(problem, one).step_ns  # one device is always busy
+    coarse = module._on_merged(problem, merged, numbers, one)
+    assert (coarse.devices[numbers] == one.devices).all()
+    assert simulate(merged, coarse).step_ns == simulate(problem, one).step_ns  # one device is always busy
 
 
-def test_levels_take_a_share_of_the_seconds(monkeypatch):
+def test_recurrent_networks_are_not_merged():
+    assert module._merged(Problem.build("nmt", "p100x2")) == (None, None)
+
+
+def test_a_descent_moves_whole_layers_and_keeps_what_is_shorter():
+    problem = Problem.build("nmt", "p100x2")
+    budget, allowed, tried = Budget(problem, evaluations=200), choices(problem), []
+
+    def score_of(devices):
+        tried.append(devices)
+        return budget.evaluate(devices[problem.graph.unit_of_op]) if budget.open else None
+
+    begin = simple_starts(problem, allowed)[0]
+    start = budget.evaluate(begin[problem.graph.unit_of_op])
+    devices, score = descended(problem, allowed, begin, start, score_of)
+    assert score < start and budget.evaluations == budget.used
+    assert budget.best_step_ns == score.step_ns
+    assert simulate(problem, Placement.of_units(problem, devices)).step_ns == score.step_ns
+    layer = layer_of_unit(problem)
+    assert all(len(set(one[layer == number])) == 1 for one in tried[:10] for number in range(layer.max() + 1))
+
+
+def test_a_descent_ends_where_nothing_is_shorter():
+    problem = Problem.build("rnnlm", "p100x2")
+    budget, allowed = Budget(problem, evaluations=3000), choices(problem)
+
+    def score_of(devices):
+        return budget.evaluate(devices[problem.graph.unit_of_op])
+
+    begin = simple_starts(problem, allowed)[0]
+    once = descended(problem, allowed, begin, score_of(begin), score_of)
+    spent = budget.used
+    again = descended(problem, allowed, *once, score_of)
+    assert spent < 1000 and again[1] == once[1] and (again[0] == once[0]).all()
+
+
+def test_the_merged_graph_takes_a_share_of_the_seconds(monkeypatch):
     problem = Problem.build("amoebanet-d-small", "k80x4")
     granted = []
     apart = Budget.apart
     monkeypatch.setattr(Budget, "apart", lambda *given: granted.append(apart(*given)) or granted[-1])
     budget = search("multilevel", problem, evaluations=math.inf, seconds=4.0, clock=time.process_time)
-    assert budget.used > 0 and len(granted) > 1
-    assert all(level.used > 0 and level.seconds < 2.0 for level in granted)
+    assert budget.used > 0 and len(granted) == 1
+    assert granted[0].used > 0 and granted[0].seconds < 2.0
 
 
-def test_without_compiled_code_there_are_no_levels(monkeypatch):
-    monkeypatch.setattr(module, "_levels", None)
+def test_without_compiled_code_there_is_no_merged_graph(monkeypatch):
+    monkeypatch.setattr(module, "_merged", None)
     problem = random_problem(np.random.default_rng(2), max_ops=40)
     assert search("multilevel", problem, evaluations=50, microbatches=4).used <= 50

@@ -434,6 +434,8 @@ STEERED = [
     "model[1].bias.data = x[0] * loss.item(); assert model[1].bias.sum() > 0",
     "if torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) > 9: model(x)",
     "losses = {loss.item(): 1}",
+    "total[0] = loss.item(); assert total.item() > 0",
+    "if torch.tensor([loss.item(), 0.0]).mean() > 0: model(x)",
 ]
 
 
@@ -463,6 +465,62 @@ def test_fake_tensors_give_the_graph_of_the_real_run(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[:2] == ["? ? nan ? [?, ?, ?, ?]", "nan ? ? 2.0"]
     same_graph(fake, real)
     assert set(fake.meta["unknown_numbers"]) == {"line 12"} == set(fake.meta["taken_as_finite"])
+
+
+WEIGHTS = """
+import torch
+weight = torch.nn.Parameter(torch.randn(128, 128))
+optimizer = torch.optim.SGD([weight], lr=1e-6)
+for _ in range(4):
+    loss = (torch.ones(64, 128) @ weight).square().mean()
+    loss.backward()
+    if loss.item() < 1e4:
+        (torch.ones(64, 128) @ weight).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_parameter_that_a_script_makes_of_large_draws_has_no_values(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(WEIGHTS)
+    with pytest.raises(InvalidInput, match="line 8 compares a number"):
+        capture_script(path, fake=True)
+
+
+LOGGED = """
+    import json
+    losses = torch.zeros(3)
+    losses[1] = loss.item()
+    drawn = torch.distributions.Categorical(logits=out).sample()
+    print(json.dumps({"loss": loss.item()}), torch.tensor([loss.item()]).tolist(), f"{losses.mean():.3f}", len(drawn))
+"""
+
+
+def test_logs_hold_no_value_of_a_fake_run(tmp_path, capsys):
+    path = script_of_one(tmp_path, LOGGED)
+    fake, real = (capture_script(path, fake=fake) for fake in (True, False))
+    assert capsys.readouterr().out.splitlines()[0] == '{"loss": null} [?] ? 8'
+    same_graph(fake, real)
+
+
+SPARSE = """
+import torch
+torch.manual_seed(0)
+adjacency = torch.eye(8).to_sparse()
+layer = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+for _ in range(4):
+    torch.sparse.mm(adjacency, layer(torch.randn(8, 8))).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_sparse_products_of_a_fake_run_name_a_remedy(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SPARSE)
+    with pytest.raises(InvalidInput, match="run the script without --fake"):
+        capture_script(path, fake=True)
+    assert capture_script(path).meta["flops"] > 0
 
 
 SCRIPTED = """

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 
 import torch
+from torch._subclasses.fake_tensor import UnsupportedFakeTensorException
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.data import dataloader
@@ -46,7 +47,7 @@ from simdev.graphs.capture.run import (
 )
 from simdev.graphs.capture.selfcheck import TOLERANCE, Counted, Versions, check_not_empty
 from simdev.graphs.capture.shadows import Shadows
-from simdev.graphs.capture.trace import Tape, is_sparse
+from simdev.graphs.capture.trace import NeedsValues, Tape, is_sparse
 from simdev.graphs.capture.unknown import Fakes
 from simdev.graphs.capture.vision_ops import define_missing_operators
 from simdev.problem.graph import ComputationGraph
@@ -104,8 +105,11 @@ def refused_values(fakes: Fakes, path: Path):
         if isinstance(error.__cause__, ON_VALUES):
             raise InvalidInput(f"{values_sentence(error.__cause__)}; or run without --fake", source=path) from error
         if isinstance(error, Unsupported):
-            raise InvalidInput(str(error), source=path) from error
-        if isinstance(error, InvalidInput) and "data is not allocated" in str(error.__cause__):
+            without = "; run the script without --fake" if isinstance(error, NeedsValues) else ""
+            raise InvalidInput(f"{error}{without}", source=path) from error
+        cause = error.__cause__
+        no_values = isinstance(cause, UnsupportedFakeTensorException) or "data is not allocated" in str(cause)
+        if isinstance(error, InvalidInput) and no_values:
             message = (
                 f"{error.message}; it asks for values that fake tensors do not have: run the script without --fake"
             )

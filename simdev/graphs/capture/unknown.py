@@ -12,6 +12,7 @@ import copy
 import dis
 import importlib
 import importlib.util
+import json
 import math
 import operator
 import os
@@ -78,6 +79,8 @@ class Fakes:
         ):
             pictures = importlib.import_module("torchvision.utils")
             enter(_set(pictures, "save_image", self._picture(pictures.save_image)))
+        enter(_set(json.JSONEncoder, "default", _as_null(json.JSONEncoder.default)))
+        enter(_set(torch.distributions.Distribution, "_validate_args", False))  # its parameters are taken for valid
         enter(_set(torch, "save", self._save(torch.save)))
         enter(_set(torch, "load", self._load(torch.load)))
         for name in FINITE:
@@ -147,6 +150,8 @@ class Fakes:
             fake = torch.empty_strided(data.shape, data.stride(), dtype=data.dtype)
         if data.numel() <= MOST_DRAWN:
             self.shadows.adopt(fake, data)
+        else:
+            self.shadows.outdate([fake])  # which took what its memory held for its values
         return fake
 
     def _truncated(self, original):
@@ -202,6 +207,13 @@ class Fakes:
 
         return asked
 
+    def with_unknown(self, func, args, kwargs):
+        """A tensor that takes unknown numbers for its own: from then on, all of its values are unknown."""
+        known = tree_map_only(Unknown, lambda _: math.nan, args)
+        made = func(*known, **kwargs)
+        self.shadows.outdate([args[0] if made is None else made])
+        return made
+
     def take_for_finite(self, name: str) -> bool:
         """The answer to a question after NaN or infinity."""
         self.assumed[self.place()] += 1
@@ -221,6 +233,9 @@ class _Reads(TorchFunctionMode):
         tensor = args[0] if args else None
         if name in READS and isinstance(tensor, torch.Tensor) and not fakes.stepping() and fakes.unknown(tensor):
             return READS[name](fakes, tensor, *args[1:])
+        taken = args[2] if name == "__setitem__" else tensor if name in ("tensor", "as_tensor") else None
+        if fakes.read and any(isinstance(number, Unknown) for number in tree_leaves(taken)):
+            return fakes.with_unknown(func, args, kwargs)
         if name in FINITE and isinstance(tensor, torch.Tensor) and fakes.unknown(tensor):
             asked = func(*args, **kwargs)
             answer = fakes.take_for_finite(name)
@@ -396,6 +411,15 @@ def _shared(original):
         return tensor if isinstance(tensor, FakeTensor) else original(tensor)
 
     return share
+
+
+def _as_null(original):
+    """JSON has no unknown numbers."""
+
+    def default(encoder, value):
+        return None if isinstance(value, Unknown) else original(encoder, value)
+
+    return default
 
 
 def _named(file):

@@ -57,8 +57,9 @@ def multilevel(problem, *, rng, budget, moves):
     if begin is None:
         return Placement.of_units(problem, simple_starts(problem, choices(problem))[0])
     begin = _by_modules(problem, budget, *begin)
-    merged, numbers = _merged(problem) if is_compiled(problem, budget) else (None, None)
-    if merged is not None:
+    coarser = _merged(problem) if is_compiled(problem, budget) else None
+    if coarser is not None:
+        merged, numbers = coarser
         apart = budget.apart(merged, moves * budget.left, SHARE)
         start = best_start(merged, apart, (_on_merged(problem, merged, numbers, one) for one in (begin[1], *given)))
         if start is not None:
@@ -84,16 +85,16 @@ def _by_modules(problem: Problem, budget: Budget, score: Score, begin: Placement
     return score, Placement(devices[problem.graph.unit_of_op], begin.priority)
 
 
-def _merged(problem: Problem) -> tuple[Problem, np.ndarray] | tuple[None, None]:
-    """The problem of the merged graph, and int ``(n,)``: the op in it of each op; None twice if the graph is recurrent
-    or hardly becomes smaller."""
+def _merged(problem: Problem) -> tuple[Problem, np.ndarray] | None:
+    """The problem of the merged graph, and int ``(n,)``: the op in it of each op; None if the graph is recurrent or
+    hardly becomes smaller."""
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 
     graph = problem.graph
     group = groups(problem, np.argsort(np.argsort(first_of_unit(problem), kind="stable")))[0]
     if graph.n_units >= RECURRENT * (int(group.max()) + 1):
-        return None, None
+        return None
     start, total = _earliest(problem)
     label = group[graph.unit_of_op] * TIMES + np.minimum(TIMES - 1, (start * TIMES / max(1, total)).astype(np.int64))
     label = np.unique(label, return_inverse=True)[1]
@@ -101,42 +102,7 @@ def _merged(problem: Problem) -> tuple[Problem, np.ndarray] | tuple[None, None]:
     edges = coo_matrix((np.ones(len(source), np.int8), (source, target)), (count, count))
     label = connected_components(edges, directed=True, connection="strong")[1][label]  # those of a cycle are one op
     if graph.n_ops < FEWER * (int(label.max()) + 1):
-        return None, None
-    return coarse_problem(problem, label)
-
-
-def _earliest(problem: Problem) -> tuple[np.ndarray, int]:
-    """When each op could start, int64 ``(n,)`` ns, if it only waited for its inputs, and when the last one could end;
-    an op without inputs starts with its first reader."""
-    graph, durations = problem.graph, problem.costs.device_op_ns
-    time = np.where(durations >= 0, durations, HUGE).min(axis=0).tolist()
-    start, end = np.zeros(graph.n_ops, np.int64), [0] * graph.n_ops
-    maker, ptr = graph.tensor_producer[graph.inputs].tolist(), graph.input_ptr.tolist()
-    for op in range(graph.n_ops):  # op numbers are topological
-        start[op] = begin = max((end[maker[place]] for place in range(ptr[op], ptr[op + 1])), default=0)
-        end[op] = begin + time[op]
-    first = np.full(graph.n_ops, np.iinfo(np.int64).max)
-    np.minimum.at(first, graph.edge_source, start[graph.consumers])
-    source = (np.diff(graph.input_ptr) == 0) & (first < np.iinfo(np.int64).max)
-    return np.where(source, first, start), max(end)
-
-
-def _on_merged(problem: Problem) -> tuple[Problem, np.ndarray] | tuple[None, None]:
-    """The problem of the merged graph, and int ``(n,)``: the op in it of each op; None twice if the graph hardly
-    becomes smaller."""
-    from scipy.sparse import coo_matrix
-    from scipy.sparse.csgraph import connected_components
-
-    graph = problem.graph
-    group = groups(problem, np.argsort(np.argsort(first_of_unit(problem), kind="stable")))[0]
-    start, total = _earliest(problem)
-    label = group[graph.unit_of_op] * TIMES + np.minimum(TIMES - 1, (start * TIMES / max(1, total)).astype(np.int64))
-    label = np.unique(label, return_inverse=True)[1]
-    count, source, target = int(label.max()) + 1, label[graph.edge_source], label[graph.consumers]
-    edges = coo_matrix((np.ones(len(source), np.int8), (source, target)), (count, count))
-    label = connected_components(edges, directed=True, connection="strong")[1][label]  # those of a cycle are one op
-    if graph.n_ops < FEWER * (int(label.max()) + 1):
-        return None, None
+        return None
     return coarse_problem(problem, label)
 
 

@@ -1043,3 +1043,103 @@ def test_a_default_configuration_that_fails_gets_what_its_code_asks_for():
     heads += ["head_config.conv_out_channels", "head_config.conv_kernel_sizes"]
     model = "transformers:Sapiens2ForSemanticSegmentation[num_hidden_layers=1,image_size=64]"
     assert "upsample_out_channels=[64],head_config.upsample_kernel_sizes=[3]" in values_that_run(model, heads)
+
+
+def test_inputs_of_one_documented_shape_are_alike(monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture import capture_package
+    from simdev.graphs.capture.transformers_inputs import made_up_inputs
+
+    class Prompted(transformers.ViTModel):
+        main_input_name = "pixel_values"
+
+        def forward(self, pixel_values, prompt_masks, side=None):
+            """
+            prompt_masks (`torch.Tensor` of shape `(batch_size, num_channels, height, width)`):
+                What is seen in the prompt.
+            """
+            return super().forward(torch.cat((prompt_masks, pixel_values), dim=2))
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    prompted = Prompted(transformers.ViTConfig(**sizes, image_size=[64, 32], patch_size=16))
+    inputs = made_up_inputs(prompted, 2, None)
+    assert {name: made.shape for name, made in inputs.items()} == dict.fromkeys(inputs, (2, 3, 32, 32))
+    assert set(inputs) == {"pixel_values", "prompt_masks"}
+
+    class HearsForCTC(transformers.Wav2Vec2ForCTC):
+        main_input_name = "input_values"
+
+        def forward(self, input_values, padding_mask=None, labels=None):
+            """
+            padding_mask (`torch.Tensor` of shape `(batch_size, 1, sequence_length)`):
+                Which of the samples are padding.
+            """
+            lengths = padding_mask
+            return super().forward(input_values).logits.mean() * lengths.sum()
+
+    monkeypatch.setattr(sys.modules["transformers"], "HearsForCTC", HearsForCTC, raising=False)
+    small = "num_hidden_layers=1,hidden_size=16,num_attention_heads=2,intermediate_size=8,vocab_size=32"
+    graph = capture_package(f"transformers:HearsForCTC[{small}]", batch=2)
+    assert graph.meta["optional_inputs"] == ["padding_mask"] and "input()->i64[2,16000]" in graph.signatures
+
+
+def test_labels_are_a_share_of_each_answer_where_the_documentation_says_so():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.transformers_inputs import hf_labels
+
+    class Answers(transformers.BertModel):
+        def forward(self, input_ids, labels=None):
+            """
+            labels (`torch.Tensor` of shape `(batch_size, num_labels)`, *optional*):
+                The shares of all answers.
+            """
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = Answers(transformers.BertConfig(**sizes, num_labels=5))
+    labels = hf_labels(model, model.config, {"input_ids": torch.zeros(2, 7)})["labels"]
+    assert labels.shape == (2, 5) and labels.is_floating_point()
+
+
+def test_patches_that_a_convolution_reads_are_small_images():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.transformers_inputs import made_up_inputs
+
+    class Tower(transformers.BertModel):
+        main_input_name = "pixel_values"
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.embed = torch.nn.Conv2d(3, 8, 4, 4)
+
+        def forward(self, pixel_values, grid_thw):
+            return self.embed(pixel_values)
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    inputs = made_up_inputs(Tower(transformers.BertConfig(**sizes, patch_size=4)), 2, None)
+    assert inputs["pixel_values"].shape == (2 * 16 * 16, 3, 4, 4)
+
+
+def test_a_sentence_of_a_model_says_which_argument_or_length_it_needs():
+    from simdev.graphs.capture.packages import NeedsArguments, _call
+
+    class Asks(torch.nn.Module):
+        def forward(self, labels, question_positions=None):
+            raise TypeError("question_positions must be specified in order to calculate the loss")
+
+    with pytest.raises(NeedsArguments) as needs:
+        _call(Asks(), {"labels": torch.zeros(2)})
+    assert needs.value.names == ("question_positions",)
+
+    class Hears(torch.nn.Module):
+        def forward(self, input_features, input_ids):
+            raise RuntimeError(
+                "Attempting to broadcast a dimension of length 125 at -2! Mismatching argument at index 1 had "
+                "torch.Size([4, 125, 8]); but expected shape should be broadcastable to [4, 512, 8]"
+            )
+
+    heard = torch.zeros(4, 80, 1000)
+    with pytest.raises(NeedsArguments) as needs:
+        _call(Hears(), {"input_features": heard, "input_ids": torch.zeros(4, 512)})
+    assert needs.value.names == ("length[125]",), "each token is heard"
+    with pytest.raises(RuntimeError, match="broadcast"):
+        _call(Hears(), {"input_features": heard, "input_ids": torch.zeros(4, 256)})

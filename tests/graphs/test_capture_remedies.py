@@ -248,3 +248,93 @@ def test_an_open_field_is_named_that_reaches_the_code_as_an_argument():
     with pytest.raises(TypeError, match="NoneType") as failed:
         package_step(model)[0]()
     assert unset_fields(model, failed.value) == ["intraclass_block_config"]
+
+
+def test_a_field_that_is_not_set_has_the_value_of_the_documented_example(monkeypatch):
+    from simdev.graphs.capture import capture_package
+    from simdev.graphs.capture.remedies import field_of_example
+
+    class Named(transformers.GPT2Config):
+        """
+        >>> configuration = Named("short")
+        """
+
+        word: str | None = None
+
+    class Needs(transformers.GPT2Model):
+        config_class = Named
+
+        def __init__(self, config):
+            if config.word is None:
+                raise ValueError("word is not set in the config. Please set it.")
+            super().__init__(config)
+
+    monkeypatch.setattr(sys.modules["transformers"], "NeedsModel", Needs, raising=False)
+    graph = capture_package(f"transformers:NeedsModel[{SMALL}]", length=8)
+    assert graph.meta["source"] == f'transformers:NeedsModel[{SMALL},word="short"]'
+    assert field_of_example("transformers:NeedsModel", ValueError("n_layer is not set in the config")) == []
+
+
+def test_the_widths_of_a_backbone_are_those_that_it_has(monkeypatch):
+    from simdev.graphs.capture import capture_package
+    from simdev.graphs.capture.remedies import widths_that_fit
+
+    class Reads(transformers.ResNetConfig):
+        backbone_config: dict | None = None
+        backbone_channel_list: list[int] | None = None
+
+        def __post_init__(self, **kwargs):
+            super().__post_init__(**kwargs)
+            self.backbone_channel_list = self.backbone_channel_list or [7, 9]
+
+    class Neck(transformers.ResNetModel):
+        config_class = Reads
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.layers = torch.nn.ModuleList(torch.nn.Conv2d(size, 4, 1) for size in config.backbone_channel_list)
+
+        def forward(self, pixel_values):
+            found = super().forward(pixel_values)[0]
+            return [layer(found) for layer in self.layers]
+
+    monkeypatch.setattr(sys.modules["transformers"], "NeckModel", Neck, raising=False)
+    target = 'transformers:NeckModel[embedding_size=8,hidden_sizes=[16],depths=[1],layer_type="basic"]'
+    graph = capture_package(target, batch=2)
+    assert graph.meta["source"].endswith(",backbone_channel_list=[16,16]]")
+    error = RuntimeError("expected input[8, 5, 1, 1] to have 3 channels, but got 5 channels instead")
+    assert widths_that_fit(target, error) == [], "it has no such number"
+
+
+def test_a_cache_that_cannot_be_made_is_turned_off(monkeypatch):
+    from simdev.graphs.capture.remedies import no_cache
+
+    class WithoutDepth:
+        pass
+
+    with pytest.raises(AttributeError) as failed:
+        transformers.DynamicCache(config=WithoutDepth())
+    assert no_cache("transformers:GPT2Model", failed.value) == [("use_cache", "false")]
+    assert no_cache("transformers:GPT2Model[use_cache=true]", failed.value) == [], "a user's field is kept"
+    assert no_cache("transformers:GPT2Model", AttributeError("other")) == []
+
+
+def test_a_class_in_small_letters_can_be_captured_and_one_without_its_package_cannot(monkeypatch):
+    from simdev.errors import InvalidInput, Unsupported
+    from simdev.graphs.capture.packages import package_step
+
+    class small(transformers.GPT2Model):
+        pass
+
+    class Absent(type):
+        def __getattribute__(cls, name):
+            raise ImportError("\nStandsIn requires the no_such_sounds library but it was not found.")
+
+    monkeypatch.setattr(sys.modules["transformers"], "smallModel", small, raising=False)
+    assert package_step(f"transformers:smallModel[{SMALL}]")[1].startswith("smallModel")
+    monkeypatch.setattr(sys.modules["transformers"], "StandsIn", Absent("StandsIn", (), {}), raising=False)
+    with pytest.raises(Unsupported, match="StandsIn needs the package no_such_sounds: pip install"):
+        package_step("transformers:StandsIn")
+    monkeypatch.setattr(small, "forward", torch.nn.Module.forward)
+    with pytest.raises(InvalidInput, match="has no forward pass of its own$"):
+        package_step("transformers:smallModel")

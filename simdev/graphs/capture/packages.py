@@ -25,7 +25,7 @@ from simdev.graphs.capture.documented_inputs import with_shape
 from simdev.graphs.capture.transformers_inputs import GIVE, hf_inputs, hf_labels, ops_of, parts_of, text_config
 from simdev.graphs.capture.vision_ops import define_missing_operators
 from simdev.graphs.workload import InferenceStep, Step, TrainingStep
-from simdev.user_file import import_file, neighbours
+from simdev.user_file import import_file, neighbours, sentence
 
 PACKAGES = ("timm", "torchvision", "transformers", "diffusers")
 MODES = ("train", "inference", "prefill", "decode")
@@ -208,7 +208,9 @@ def smaller_model(target: str, most_bytes: int) -> str | None:
     narrower = [key for key in sizes if re.fullmatch(r"hidden_size|d_model|(moe_)?intermediate_size|\w+_ffn_dim", key)]
     steps = [
         {"num_hidden_layers": layers} | {key: layers for key in sizes if key == "decoder_layers"},
-        {"vocab_size": 8000} | ({"pad_token_id": 0} if (sizes.get("pad_token_id") or 0) >= 8000 else {}),
+        {"vocab_size": 8000}
+        | {key: 8000 for key in sizes if key.endswith("_vocab")}  # of hashed words
+        | ({"pad_token_id": 0} if (sizes.get("pad_token_id") or 0) >= 8000 else {}),
         {key: 32 for key in sizes if re.fullmatch(r"(\w+_)?experts", key)},
         {key: sizes[key] // 4 for key in narrower},
         depths,
@@ -386,12 +388,15 @@ def _call(model, inputs: dict):
                 f"running its step failed ({error}), in a loss that does not fit it: capture it with --mode inference, "
                 f"or {GIVE}"
             ) from error
-        takes = inspect.signature(model.forward).parameters.items()
-        left_out = [name for name, item in takes if item.default is None and name not in inputs]
+        left_out = _left_out(model, inputs)
+        asked = re.search("must be (given|passed|provided|specified)", str(error))
+        if fault := _asked_of(model, inputs, error) if asked else None:
+            raise fault from error
         absent = re.search("NoneType|'bool' object has no attribute", str(error))  # or compared: mask == 1
         if not absent or not left_out or attributes_without_value(error):
             raise
-        used = _used(error, left_out)
+        # Where nothing but a mask is left out, what is computed of it has no value either.
+        used = _used(error, left_out) or [name for name in left_out if left_out == [name] and name.endswith("mask")]
         needed = ", ".join(with_shape(model, name) for name in used) or f"one of {', '.join(left_out)}"
         # PyTorch's sentence about a call lists all that the call may take
         what = re.sub(r", but expected one of:.*", "", str(error), flags=re.DOTALL)
@@ -424,14 +429,26 @@ def _call(model, inputs: dict):
         raise fault from error
 
 
+def _left_out(model, inputs: dict) -> list[str]:
+    """The arguments that a model may be called without and that are not among the ``inputs``."""
+    takes = inspect.signature(model.forward).parameters.items()
+    return [name for name, item in takes if item.default is None and name not in inputs]
+
+
+def _asked_of(model, inputs: dict, error: Exception) -> InvalidInput | None:
+    """The argument that a model's sentence asks for, the first of alternatives; None if it does not name one."""
+    left_out = _left_out(model, inputs)
+    named = [word for word in re.findall(r"\w+", str(error)) if word in left_out][:1]
+    if not named:
+        return None
+    asked = f"it may need {with_shape(model, named[0])}, which simdev does not make up; {GIVE}"
+    return NeedsArguments(f"running its step failed ({error}): {asked}", named)
+
+
 def _fault_of(model, inputs: dict, error: ValueError) -> InvalidInput | None:
     """What a model's sentence about its inputs asks for; None if it does not speak of them."""
-    takes = inspect.signature(model.forward).parameters.items()
-    left_out = [name for name, item in takes if item.default is None and name not in inputs]
-    named = [word for word in re.findall(r"\w+", str(error)) if word in left_out][:1]  # of alternatives
-    if named:
-        asked = f"it may need {with_shape(model, named[0])}, which simdev does not make up; {GIVE}"
-        return NeedsArguments(f"running its step failed ({error}): {asked}", named)
+    if fault := _asked_of(model, inputs, error):
+        return fault
     if "labels" not in inputs:
         return None
     message = f"running its step failed ({error}): what simdev makes up may not fit; give another --length, or {GIVE}"
@@ -441,17 +458,21 @@ def _fault_of(model, inputs: dict, error: ValueError) -> InvalidInput | None:
     counts = re.search(r"input batch_size \((\d+)\) to match target .*\((\d+)\)", str(error))
     if counts and int(counts[1]) % rows == 0 and (int(counts[1]) > int(counts[2]) or int(counts[1]) == rows):
         return NeedsArguments(message, [f"labels[{counts[1]}]"])
-    if counts and "decoder_input_ids" in left_out:  # which it does not make of its labels
+    if counts and "decoder_input_ids" in _left_out(model, inputs):  # which it does not make of its labels
         return NeedsArguments(message, ["decoder_input_ids"])
     return InvalidInput(message)
 
 
 def _of_another_length(inputs: dict, error: Exception) -> str | None:
     """Which of the numbers among the ``inputs`` the expression that failed views as a row of another length, with this
-    length: ``position_ids[334]``. None for another error."""
+    length: ``position_ids[334]``; or the length of a text whose tokens it adds to what is heard: ``length[125]``. None
+    for another error."""
     import torch
 
     wanted = re.match(r"shape '\[-1, (\d+)\]' is invalid for input of size \d+$", str(error))
+    sounds = re.search(r"had torch\.Size\(\[(\d+), (\d+), (\d+)\]\).* broadcastable to \[\1, (\d+), \3\]", str(error))
+    if sounds and "input_features" in inputs and "input_ids" in inputs:  # of which each is added to a token
+        return f"length[{sounds[2]}]" if inputs["input_ids"].shape[-1] == int(sounds[4]) else None
     words = {word for frame, line in traceback.walk_tb(error.__traceback__) for word in _words_at(frame, line)}
     numbers = [name for name, made in inputs.items() if isinstance(made, torch.Tensor) and not made.is_floating_point()]
     return next((f"{name}[{wanted[1]}]" for name in numbers if name in words), None) if wanted else None
@@ -615,7 +636,7 @@ def _has_forward(name: str) -> bool:
     import torch
     import transformers
 
-    found = getattr(transformers, name, None) if name[:1].isupper() else None
+    found = getattr(transformers, name, None) if not name.startswith("_") else None
     return hasattr(found, "config_class") and found.forward is not torch.nn.Module.forward
 
 
@@ -623,11 +644,18 @@ def _transformers(target, name, fields, mode, batch, length, given, optional=())
     import transformers
 
     cls = getattr(transformers, name, None)
-    if not inspect.isclass(cls) or not hasattr(cls, "config_class"):
+    try:
+        known = inspect.isclass(cls) and hasattr(cls, "config_class")
+    except ImportError as error:  # of what stands in for a class whose packages are not installed
+        from simdev.graphs.capture.remedies import missing_package
+
+        raise Unsupported(f"{target} needs the package {missing_package(error) or sentence(error)}") from error
+    if not known:
         raise UnknownName("model", name, [key for key in dir(transformers) if key[:1].isupper()], source=target)
     if not _has_forward(name):
         parts = [part for part in vars(sys.modules[cls.__module__]) if _has_forward(part)]
-        raise InvalidInput(f"has no forward pass of its own; capture one of {', '.join(parts)}", source=target)
+        others = f"; capture one of {', '.join(parts)}" if parts else ""
+        raise InvalidInput(f"has no forward pass of its own{others}", source=target)
     config_class = cls.config_class
 
     def read(field: str) -> bool:

@@ -15,6 +15,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from simdev.errors import InvalidInput
@@ -84,7 +85,8 @@ def fields_that_follow(target: str, error: InvalidInput) -> list[tuple[str, str]
         follows = fields_asked(target, cause) or rotation_that_follows(target, cause)
         follows = follows or switch_of_part(target, cause) or empty_dictionary(target, cause)
         follows = follows or elements_of_lists(target) or layers_in_depth(target) or heads_that_divide(target, cause)
-        return follows or values_that_follow(target, unset_fields(target, cause))
+        follows = follows or values_that_follow(target, unset_fields(target, cause)) or no_cache(target, cause)
+        return follows or field_of_example(target, cause) or widths_that_fit(target, cause)
     if found := extra_channels(target, error) or factors_of_one(target, error):
         return found
     asked = re.search(r"in brackets, of \w+\[(.*)\]$", error.message)
@@ -207,6 +209,53 @@ def empty_dictionary(target: str, error: BaseException) -> list[tuple[str, str]]
     names = [name for name, kind in kinds.items() if re.match(r"dict\b(?!.*Config)", kind) and name not in given]
     chosen = [[(name, "{}")] for name in names]
     return next((fields for fields in chosen if _runs(target, fields)), [])
+
+
+def no_cache(target: str, error: BaseException) -> list[tuple[str, str]]:
+    """The field that turns off the cache of keys and values, which a training step does not read, if an ``error`` shows
+    that the package cannot make one of the model's configuration."""
+    config, given = _config(target)
+    files = {Path(frame.f_code.co_filename).name for frame, _ in traceback.walk_tb(error.__traceback__)}
+    lacks = isinstance(error, AttributeError) and "cache_utils.py" in files
+    return [("use_cache", "false")] if lacks and "use_cache" not in given and getattr(config, "use_cache", 0) else []
+
+
+def field_of_example(target: str, error: BaseException) -> list[tuple[str, str]]:
+    """The field that an ``error`` says is not set, with the value that the documentation of the model's configuration
+    gives to it in its example (``TimmBackboneConfig("resnet50")``), if the model's step runs so."""
+    config, given = _config(target)
+    unset = re.search(r"\b(\w+) is not set in the config", str(error))
+    name = type(config).__name__
+    shown = re.search(rf"\b{name}\(([\"'][\w./-]+[\"'])\)", type(config).__doc__ or "")
+    if not unset or not shown or unset[1] in given or getattr(config, unset[1], name) is not None:
+        return []
+    chosen = [(unset[1], json.dumps(ast.literal_eval(shown[1])))]
+    return chosen if _runs(target, chosen) else []
+
+
+def widths_that_fit(target: str, error: BaseException) -> list[tuple[str, str]]:
+    """The width of a model's backbone, or the list of its channels, with other numbers, if an ``error`` says that these
+    are not as many as a convolution reads and the model's step runs with what it got: the default backbone of a
+    configuration may be another one than its own fields are written for."""
+    config, given = _config(target)
+    if not hasattr(config, "backbone_config"):
+        return []
+    fields = {name: value for name, value in vars(config).items() if name == "hidden_size" or "channel_list" in name}
+    for name, value in fields.items():
+        fault: Any = error
+        numbers = value if isinstance(value, list) else [value]
+        for _ in numbers if name not in given else ():
+            off = re.search(r"to have (\d+) channels, but got (\d+) channels", str(cause_of(fault)))
+            wide = int(off[1]) if off else 0
+            fits = [number for number in numbers if off and (number == wide or not isinstance(value, list))][:1]
+            if not fits:
+                break
+            numbers = [number + int(off[2]) - wide if number in fits else number for number in numbers]
+            chosen = [(name, json.dumps(numbers if isinstance(value, list) else numbers[0], separators=(",", ":")))]
+            fault = _fault(target, chosen)
+            if fault is None:
+                return chosen
+    return []
 
 
 def elements_of_lists(target: str) -> list[tuple[str, str]]:

@@ -32,6 +32,7 @@ from simdev.graphs.capture.readers import JOINED, axes_read, first_reader, gets_
 A_LOOP_OVER_TOKENS = re.compile(r"for \w+ in range\((seq_?len\w*|sequence_length|hidden_states\.shape\[1\])\)")
 CHOICES = 2  # of a question
 FRAMES = 8  # of a video
+IMAGE = ["batch_size", "num_channels", "height", "width"]  # the axes of images, as documentation calls them
 SPOKEN = 4  # frames of a spectrogram in which a token is spoken
 GIVE = "give a function that returns the inputs and labels of the model by --inputs FILE.py:FUNCTION"
 
@@ -114,7 +115,7 @@ def hf_inputs(model, config, batch: int | None, length: int | None, optional: Co
     if "inputs" in takes and takes["inputs"].default is inspect.Parameter.empty:  # of any kind, after what encodes them
         inputs["inputs"] = torch.randn(count, TOKENS, getattr(own, "d_model", None) or own.hidden_size)
     others = sounds[1:] + _images_in_samples(model, config, inputs) + _tokens_of_codebooks(model, config, inputs)
-    others += _images_of_processor(config, inputs)
+    others += _images_of_processor(config, inputs) + _halves_of_image(inputs)
     if others and not _runs_with(model, inputs):
         inputs |= next((other for other in others if _runs_with(model, inputs | other)), {})
     return inputs
@@ -145,7 +146,7 @@ def _documented(model, config, count: int, inputs: dict, named: set[str]) -> dic
 
     asked = named - {*inputs, "inputs"}  # which is another name for one of them
     asked -= {"inputs_embeds"} if "input_ids" in inputs else set()
-    lengths = {"batch": count, "num_images": 1}
+    lengths = {"batch": count, "num_images": 1, "num_questions": 1}
     lengths |= {"seq": inputs["input_ids"].shape[-1]} if "input_ids" in inputs else {}
     found = documented(model, config.to_dict(), lengths, {}, asked)
     for name in found:
@@ -156,8 +157,23 @@ def _documented(model, config, count: int, inputs: dict, named: set[str]) -> dic
             found[name] = torch.randn(*found[name].shape[:-1], width)
         if name.endswith("embeds_position_mask"):  # of the tokens that stand for an image
             found[name][:, getattr(config, "latent_query_num", None) :] = 0
+    found |= _like_others(model, asked, inputs)
     found |= _masks(model, asked - found.keys(), lengths)
     return found | _features(model, text_config(config), asked - found.keys(), count)
+
+
+def _like_others(model, names: Collection[str], inputs: dict) -> dict:
+    """What a model takes under these ``names`` in the shape of its main input: more images, which have the axes of
+    images in its documentation, as prompts and masks of a segmentation do; and the mask of a wave without padding,
+    whose documented shape is often that of other sounds."""
+    import torch
+
+    images, waves = inputs.get("pixel_values"), inputs.get("input_values")
+    alike = [name for name in sorted(names) if documented_axes(model, name) == IMAGE]
+    found = {name: torch.randn(images.shape) for name in alike if images is not None and images.dim() == len(IMAGE)}
+    if "padding_mask" in names and waves is not None and waves.dim() == 2:
+        found["padding_mask"] = torch.ones(waves.shape, dtype=torch.int64)
+    return found
 
 
 def _masks(model, names: Collection[str], lengths: dict) -> dict:
@@ -386,6 +402,8 @@ def _patches(model, config, takes, count: int) -> dict:
         width = reader.in_features
     grids, rows = torch.tensor([[1, side, side]] * count), count * side * side
     patches = documented_shape(model, name, config.to_dict() | {"num_image_tokens": rows})
+    if isinstance(reader, torch.nn.Conv2d):  # of which it makes one number for each channel
+        patches = (rows, reader.in_channels, *reader.kernel_size)
     merged = {"merge_sizes": torch.ones(count, dtype=torch.int64)} if "merge_sizes" in takes else {}  # of images
     return {name: torch.randn(*(patches if patches and len(patches) > 2 else (rows, width))), grid: grids, **merged}
 
@@ -530,6 +548,17 @@ def _images_of_processor(config, inputs: dict) -> list[dict]:
     return [{"pixel_values": torch.randn(*images.shape[:2], *size)}]
 
 
+def _halves_of_image(inputs: dict) -> list[dict]:
+    """Images of half the height each, if there are several of one shape: a model may put a prompt above the image, and
+    the size that its configuration gives is that of both."""
+    images = inputs.get("pixel_values")
+    if images is None:
+        return []
+    prompts = [name for name, made in inputs.items() if "prompt" in name and made.shape == images.shape]
+    half = images.shape[-2] // 2
+    return [{name: inputs[name][..., :half, :].clone() for name in ("pixel_values", *prompts)}] if prompts else []
+
+
 @functools.cache
 def _size_of_processor(model_type: str) -> tuple[int, int] | None:
     """The height and width of images that an image processor of transformers makes by default, as the code of its class
@@ -593,6 +622,8 @@ def hf_labels(model, config, inputs: dict, optional: Collection[str] = ()) -> di
         return asked | _labels_of_parts(model, config, inputs)
     if "MultipleChoice" in name or ("Classification" in name and "Token" not in name and "Frame" not in name):
         return {"labels": torch.zeros(rows, dtype=torch.int64)}
+    if documented_axes(model, "labels") == ["batch_size", "num_labels"]:  # a share of each answer
+        return {"labels": torch.zeros(rows, config.num_labels)}
     if _is_transducer(config, takes):
         return {"labels": inputs["decoder_input_ids"][:, 1:].clone()}
     if "NextSentence" in name or "Segmentation" in name or "Detection" in name:

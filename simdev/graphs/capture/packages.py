@@ -267,12 +267,8 @@ def open_fields(target: str, error: BaseException) -> list[str]:
             found = re.findall(rf"self\.{name} = (?:\w+\.)*(\w*config)\.(\w+)", inspect.getsource(type(owner)))
             named += [part for parts in found for part in parts]
     inner = {f"{key}.": part for key, part in vars(config).items() if hasattr(part, "model_type") and key in named}
-    usual = {
-        *given,
-        *vars(transformers.PreTrainedConfig()),
-        "torch_dtype",
-        "_attn_implementation",
-    }  # may stay open in any configuration
+    # These may stay open in any configuration.
+    usual = {*given, *vars(transformers.PreTrainedConfig()), "torch_dtype", "_attn_implementation"}
     unset = []
     for name in named:
         if name not in usual and any(getattr(part, name, 0) is None for part in (config, text_config(config))):

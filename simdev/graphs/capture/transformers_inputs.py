@@ -151,9 +151,8 @@ def _documented(model, config, count: int, inputs: dict, named: set[str]) -> dic
     found = documented(model, config.to_dict(), lengths, {}, asked)
     for name in found:
         width = getattr(config, f"{name.removesuffix('_hidden_states')}_hidden_size", None)
-        if isinstance(width, int) and name.endswith(
-            "_hidden_states"
-        ):  # of another model, as encoder_hidden_size for encoder_hidden_states
+        # encoder_hidden_states have the encoder_hidden_size of another model.
+        if isinstance(width, int) and name.endswith("_hidden_states"):
             found[name] = torch.randn(*found[name].shape[:-1], width)
         if name.endswith("embeds_position_mask"):  # of the tokens that stand for an image
             found[name][:, getattr(config, "latent_query_num", None) :] = 0

@@ -153,7 +153,7 @@ def _places(logs: dict[tuple[str, str], pd.Series]) -> tuple[dict[tuple[str, str
     size = {mine: (held[mine] > 1, held[mine] * len(mine), len(mine)) for mine in held}
     common = sorted(max(held, key=lambda mine: (size[mine], sorted(mine))))
     ranked = [key for key, mine in sets.items() if mine.issuperset(common)]
-    ranked.sort(key=lambda key: (f"{np.exp(logs[key][common].mean()):.4f}", entry_id(*key)))
+    ranked.sort(key=lambda key: (round(float(np.exp(logs[key][common].mean())), 4), entry_id(*key)))
     return {key: place for place, key in enumerate(ranked, 1)}, common
 
 

@@ -72,6 +72,11 @@ def test_failing_a_run_never_improves_a_mean(replacement):
     assert then["expert"] > mean["expert"]
 
 
+def test_a_ratio_of_ten_comes_last():
+    found = [row("a", "best", 100), row("a", "middle", 250), row("a", "worst", 2000)]
+    assert [line["placer"] for line in score.ranking(found)] == ["best", "middle", "worst"]
+
+
 def test_a_run_that_was_never_made_counts_as_nothing_and_costs_the_place():
     """x: 10, 20 and 30; y: 20, 10 and 60; z runs the first two only: 10 and 20; w only the last: 30."""
     times = {"x": (10, 20, 30), "y": (20, 10, 60), "z": (10, 20), "w": (None, None, 30)}

@@ -321,6 +321,7 @@ def test_a_cache_that_cannot_be_made_is_turned_off(monkeypatch):
 
 def test_a_class_in_small_letters_can_be_captured_and_one_without_its_package_cannot(monkeypatch):
     from simdev.errors import InvalidInput, Unsupported
+    from simdev.graphs.capture import capture_package
     from simdev.graphs.capture.packages import package_step
 
     class small(transformers.GPT2Model):
@@ -334,7 +335,7 @@ def test_a_class_in_small_letters_can_be_captured_and_one_without_its_package_ca
     assert package_step(f"transformers:smallModel[{SMALL}]")[1].startswith("smallModel")
     monkeypatch.setattr(sys.modules["transformers"], "StandsIn", Absent("StandsIn", (), {}), raising=False)
     with pytest.raises(Unsupported, match="StandsIn needs the package no_such_sounds: pip install"):
-        package_step("transformers:StandsIn")
+        capture_package("transformers:StandsIn")
     monkeypatch.setattr(small, "forward", torch.nn.Module.forward)
     with pytest.raises(InvalidInput, match="has no forward pass of its own$"):
         package_step("transformers:smallModel")

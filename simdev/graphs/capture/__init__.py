@@ -163,7 +163,12 @@ def capture_package(
     need_torch()
     from simdev.graphs.capture.packages import needed_arguments, package_step, whole_layers, with_field
 
-    build, own_name, meta = package_step(target, **choices)
+    try:
+        build, own_name, meta = package_step(target, **choices)
+    except ImportError as error:  # of what stands in for a class whose packages are not installed
+        from simdev.graphs.capture.remedies import missing_package
+
+        raise Unsupported(f"{target} needs the package {missing_package(error) or sentence(error)}") from error
     try:
         graph = _captured(build, name or own_name, meta, target, None, allow_empty)
     except InvalidInput as error:

@@ -25,7 +25,7 @@ from simdev.graphs.capture.documented_inputs import with_shape
 from simdev.graphs.capture.transformers_inputs import GIVE, hf_inputs, hf_labels, ops_of, parts_of, text_config
 from simdev.graphs.capture.vision_ops import define_missing_operators
 from simdev.graphs.workload import InferenceStep, Step, TrainingStep
-from simdev.user_file import import_file, neighbours, sentence
+from simdev.user_file import import_file, neighbours
 
 PACKAGES = ("timm", "torchvision", "transformers", "diffusers")
 MODES = ("train", "inference", "prefill", "decode")
@@ -584,7 +584,7 @@ def _torchvision(target, name, fields, mode, batch, length, given):
             images = torch.randn(batch or 2, 3, 128, 128)
             return _unary(model, (images, images.clone()), mode)
         if ".video" in module:
-            size = 224 if "mvit" in name or "swin" in name else 112
+            size = _resolution(torchvision, name)
             return _classifier(model, torch.randn(batch or 2, 3, 16, size, size), mode)
         size = _resolution(torchvision, name)
         return _classifier(model, torch.randn(batch or 8, 3, size, size), mode)
@@ -592,10 +592,14 @@ def _torchvision(target, name, fields, mode, batch, length, given):
     return build
 
 
+def _side(size) -> int:
+    return size[0] if isinstance(size, (list, tuple)) else int(size)
+
+
 def _resolution(torchvision, name: str) -> int:
     weights = torchvision.models.get_model_weights(name)
     crops = [
-        getattr(member.transforms.keywords.get("crop_size", 224), "real", 224)
+        _side(member.transforms.keywords.get("crop_size", 224))
         for member in weights
         if hasattr(member.transforms, "keywords")
     ]
@@ -640,13 +644,7 @@ def _transformers(target, name, fields, mode, batch, length, given, optional=())
     import transformers
 
     cls = getattr(transformers, name, None)
-    try:
-        known = inspect.isclass(cls) and hasattr(cls, "config_class")
-    except ImportError as error:  # of what stands in for a class whose packages are not installed
-        from simdev.graphs.capture.remedies import missing_package
-
-        raise Unsupported(f"{target} needs the package {missing_package(error) or sentence(error)}") from error
-    if not known:
+    if not inspect.isclass(cls) or not hasattr(cls, "config_class"):
         raise UnknownName("model", name, [key for key in dir(transformers) if key[:1].isupper()], source=target)
     if not _has_forward(name):
         parts = [part for part in vars(sys.modules[cls.__module__]) if _has_forward(part)]

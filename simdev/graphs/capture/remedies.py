@@ -217,7 +217,7 @@ def no_cache(target: str, error: BaseException) -> list[tuple[str, str]]:
     config, given = _config(target)
     files = {Path(frame.f_code.co_filename).name for frame, _ in traceback.walk_tb(error.__traceback__)}
     lacks = isinstance(error, AttributeError) and "cache_utils.py" in files
-    return [("use_cache", "false")] if lacks and "use_cache" not in given and getattr(config, "use_cache", 0) else []
+    return [("use_cache", "false")] if lacks and "use_cache" not in given and getattr(config, "use_cache", False) else []
 
 
 def field_of_example(target: str, error: BaseException) -> list[tuple[str, str]]:
@@ -246,11 +246,13 @@ def widths_that_fit(target: str, error: BaseException) -> list[tuple[str, str]]:
         numbers = value if isinstance(value, list) else [value]
         for _ in numbers if name not in given else ():
             off = re.search(r"to have (\d+) channels, but got (\d+) channels", str(cause_of(fault)))
-            wide = int(off[1]) if off else 0
-            fits = [number for number in numbers if off and (number == wide or not isinstance(value, list))][:1]
+            if off is None:
+                break
+            wide, got = int(off[1]), int(off[2])
+            fits = [number for number in numbers if number == wide or not isinstance(value, list)][:1]
             if not fits:
                 break
-            numbers = [number + int(off[2]) - wide if number in fits else number for number in numbers]
+            numbers = [number + got - wide if number in fits else number for number in numbers]
             chosen = [(name, json.dumps(numbers if isinstance(value, list) else numbers[0], separators=(",", ":")))]
             fault = _fault(target, chosen)
             if fault is None:

@@ -216,8 +216,9 @@ def no_cache(target: str, error: BaseException) -> list[tuple[str, str]]:
     that the package cannot make one of the model's configuration."""
     config, given = _config(target)
     files = {Path(frame.f_code.co_filename).name for frame, _ in traceback.walk_tb(error.__traceback__)}
+    on = "use_cache" not in given and getattr(config, "use_cache", False)
     lacks = isinstance(error, AttributeError) and "cache_utils.py" in files
-    return [("use_cache", "false")] if lacks and "use_cache" not in given and getattr(config, "use_cache", False) else []
+    return [("use_cache", "false")] if on and lacks else []
 
 
 def field_of_example(target: str, error: BaseException) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from simdev.baselines._search import first_of_unit, groups, modules, units_by_group
+from simdev.baselines._search import groups, modules, rank_of_unit, units_by_group
 from simdev.baselines._units import fastest_ns
 from simdev.placers.score import Score
 from simdev.problem.problem import Problem
@@ -27,7 +27,7 @@ def descended(
     ``devices``, ``score``: where the descent begins. It ends when a whole round of modules and then of groups keeps
     nothing, or when ``score_of`` answers None. Units stay where ``allowed`` bool ``(D, units)`` forbids a device.
     """
-    rank, work = np.argsort(np.argsort(first_of_unit(problem), kind="stable")), fastest_ns(problem)
+    rank, work = rank_of_unit(problem), fastest_ns(problem)
     targets = problem.topology.accelerators or tuple(np.flatnonzero(allowed.any(axis=1)).tolist())
     for units, ptr in (modules(problem, rank), units_by_group(groups(problem, rank)[0], rank)):
         sets = [units[first:stop] for first, stop in zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True)]

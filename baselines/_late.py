@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from simdev.baselines._order import ordered, with_orders
-from simdev.baselines._search import first_of_unit, groups, modules, units_by_group
+from simdev.baselines._search import groups, modules, rank_of_unit, units_by_group
 from simdev.baselines._units import choices, unit_adjacency
 from simdev.placers.budget import Budget
 from simdev.placers.score import Score
@@ -143,7 +143,7 @@ def _moves(problem: Problem, kernels, order: float):
     """
     graph, allowed = problem.graph, choices(problem, hosts=True)
     ops = np.argsort(graph.unit_of_op, kind="stable")
-    rank = np.argsort(np.argsort(first_of_unit(problem), kind="stable"))
+    rank = rank_of_unit(problem)
     group = groups(problem, rank)[0]
     by_group, group_ptr = units_by_group(group, rank)
     by_module, module_ptr = modules(problem, rank)

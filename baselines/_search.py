@@ -175,6 +175,11 @@ def first_of_unit(problem: Problem) -> np.ndarray:
     return order[np.searchsorted(graph.unit_of_op[order], np.arange(graph.n_units))]
 
 
+def rank_of_unit(problem: Problem) -> np.ndarray:
+    """int64 ``(units,)``: the place of each unit among all in the topological order of their first ops."""
+    return np.argsort(np.argsort(first_of_unit(problem), kind="stable"))
+
+
 def atoms(problem: Problem) -> np.ndarray:
     """int64 ``(units,)``: a label for each set of units that always move together.
 

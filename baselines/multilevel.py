@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.analysis.coarsen import coarse_problem
+from simdev.analysis.levels import fastest_durations, t_level
 from simdev.baselines._descent import PART, descended
 from simdev.baselines._late import LateWalk, best_start, is_compiled
 from simdev.baselines._members import constructed
-from simdev.baselines._search import first_of_unit, groups
+from simdev.baselines._search import groups, rank_of_unit
 from simdev.baselines._search import starts as simple_starts
-from simdev.baselines._units import HUGE, choices
+from simdev.baselines._units import choices
 from simdev.placers.budget import Budget
 from simdev.placers.placer import placer
 from simdev.placers.score import Score
@@ -92,7 +93,7 @@ def _merged(problem: Problem) -> tuple[Problem, np.ndarray] | None:
     from scipy.sparse.csgraph import connected_components
 
     graph = problem.graph
-    group = groups(problem, np.argsort(np.argsort(first_of_unit(problem), kind="stable")))[0]
+    group = groups(problem, rank_of_unit(problem))[0]
     if graph.n_units >= RECURRENT * (int(group.max()) + 1):
         return None
     start, total = _earliest(problem)
@@ -109,17 +110,12 @@ def _merged(problem: Problem) -> tuple[Problem, np.ndarray] | None:
 def _earliest(problem: Problem) -> tuple[np.ndarray, int]:
     """When each op could start, int64 ``(n,)`` ns, if it only waited for its inputs, and when the last one could end;
     an op without inputs starts with its first reader."""
-    graph, durations = problem.graph, problem.costs.device_op_ns
-    time = np.where(durations >= 0, durations, HUGE).min(axis=0).tolist()
-    start, end = np.zeros(graph.n_ops, np.int64), [0] * graph.n_ops
-    maker, ptr = graph.tensor_producer[graph.inputs].tolist(), graph.input_ptr.tolist()
-    for op in range(graph.n_ops):  # op numbers are topological
-        start[op] = begin = max((end[maker[place]] for place in range(ptr[op], ptr[op + 1])), default=0)
-        end[op] = begin + time[op]
+    graph, time = problem.graph, fastest_durations(problem)
+    start = t_level(graph, time)
     first = np.full(graph.n_ops, np.iinfo(np.int64).max)
     np.minimum.at(first, graph.edge_source, start[graph.consumers])
     source = (np.diff(graph.input_ptr) == 0) & (first < np.iinfo(np.int64).max)
-    return np.where(source, first, start), max(end)
+    return np.where(source, first, start), int((start + time).max())
 
 
 def _on_merged(problem: Problem, merged: Problem, numbers: np.ndarray, found: Placement) -> Placement:

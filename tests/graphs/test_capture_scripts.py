@@ -480,13 +480,6 @@ for _ in range(4):
 """
 
 
-def test_a_parameter_that_a_script_makes_of_large_draws_has_no_values(tmp_path):
-    path = tmp_path / "train.py"
-    path.write_text(WEIGHTS)
-    with pytest.raises(InvalidInput, match="line 8 compares a number"):
-        capture_script(path, fake=True)
-
-
 LOGGED = """
     import json
     losses = torch.zeros(3)
@@ -515,10 +508,13 @@ for _ in range(4):
 """
 
 
-def test_sparse_products_of_a_fake_run_name_a_remedy(tmp_path):
+@pytest.mark.parametrize(
+    ("text", "said"), [(WEIGHTS, "line 8 compares a number"), (SPARSE, "line 8.*run the script without --fake")]
+)
+def test_a_script_that_asks_for_values_of_large_draws_or_sparse_products_runs_without_fake(text, said, tmp_path):
     path = tmp_path / "train.py"
-    path.write_text(SPARSE)
-    with pytest.raises(InvalidInput, match="run the script without --fake"):
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match=said):
         capture_script(path, fake=True)
     assert capture_script(path).meta["flops"] > 0
 

@@ -583,16 +583,15 @@ def _torchvision(target, name, fields, mode, batch, length, given):
         if ".optical_flow" in module:
             images = torch.randn(batch or 2, 3, 128, 128)
             return _unary(model, (images, images.clone()), mode)
-        if ".video" in module:
-            size = _resolution(torchvision, name)
-            return _classifier(model, torch.randn(batch or 2, 3, 16, size, size), mode)
         size = _resolution(torchvision, name)
-        return _classifier(model, torch.randn(batch or 8, 3, size, size), mode)
+        images = (batch or 2, 3, 16, size, size) if ".video" in module else (batch or 8, 3, size, size)
+        return _classifier(model, torch.randn(images), mode)
 
     return build
 
 
 def _side(size) -> int:
+    """The side of a square, which is given as one number for images, and as two for videos."""
     return size[0] if isinstance(size, (list, tuple)) else int(size)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -84,7 +84,8 @@ class ParallelModel:
     source file of its own builds. ``splits_tokens``: the ranks of ``tp`` divide the tokens between layers (sequence
     parallelism). ``pipeline``: the function builds stages. ``notes`` are sentences about what is not offered, and why.
     ``precision(mesh)`` is the data type of weights and computation on the ranks of a mesh, one of :data:`PRECISIONS`.
-    ``compiled`` holds the kinds of recomputation that ``torch.compile`` changes, and what it makes of them.
+    ``selective``: it offers the selective recomputation of :mod:`simdev.graphs.selective`, also as ``torch.compile``
+    leaves it.
     """
 
     name: str
@@ -101,7 +102,7 @@ class ParallelModel:
     pipeline: bool = True
     notes: tuple[str, ...] = ()
     precision: Callable[[Any], str] = usual_precision
-    compiled: Mapping[str, str] = field(default_factory=dict)
+    selective: bool = False
 
     def part(self, parameters: Mapping[str, Any], layers: int, start: int = 0) -> Part:
         """``layers`` layers from number ``start`` on; first and last as they are in the whole model. If every n-th

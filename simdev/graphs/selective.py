@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-READ = "selective-read"  # what torch.compile makes of selective recomputation
+from functools import partial
+
+SELECTIVE = "selective"
+READ = "selective-read"  # what torch.compile makes of it
 
 
-def selective_contexts(products: int | None = None):
+def selective_contexts(read: bool = False):
     """Contexts of a layer's forward pass and of its recomputation, by torchtitan's policy: keep attention,
     reduce-scatters and the first of every two products, recompute the rest (``selective_ac_option = "op"``).
 
-    ``products`` is how many a layer has, if what the backward pass does not read is not kept: the result of the last
-    one, which is added to the layer's input, and of the reduce-scatter behind it. Eager PyTorch keeps both; the
-    partitioner of ``torch.compile`` cuts the graph between what a backward pass needs and the rest
-    (torch/_functorch/partitioners.py).
+    ``read``: of these results, keep those that the backward pass reads, as a compiled layer does
+    (:mod:`simdev.graphs.capture.compiled_checkpoint`). Eager PyTorch keeps all, also the result of a last product that
+    is only added to the layer's input.
 
     Pass it as ``context_fn`` of ``torch.utils.checkpoint``.
     """
@@ -26,15 +28,26 @@ def selective_contexts(products: int | None = None):
         aten._scaled_dot_product_efficient_attention.default,
         torch.ops._c10d_functional.reduce_scatter_tensor.default,
     }
-    added = {product, torch.ops._c10d_functional.reduce_scatter_tensor.default}  # by the last product to the input
     met = {False: 0, True: 0}  # products so far, in the forward pass and in its recomputation
 
-    def policy(context, op, *_, **__):
+    def keep(op, again: bool) -> bool:
         if op == product:
-            met[context.is_recompute] += 1
-        number = met[context.is_recompute]
-        keep = op in kept or (op == product and number % 2 == 1)
-        keep = keep and not (op in added and number == products)
-        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+            met[again] += 1
+        return op in kept or (op == product and met[again] % 2 == 1)
 
+    def policy(context, op, *_, **__):
+        return CheckpointPolicy.MUST_SAVE if keep(op, context.is_recompute) else CheckpointPolicy.PREFER_RECOMPUTE
+
+    if read:
+        from simdev.graphs.capture.compiled_checkpoint import contexts_of_read
+
+        return contexts_of_read(keep)
     return create_selective_checkpoint_contexts(policy)
+
+
+CONTEXTS = {SELECTIVE: selective_contexts, READ: partial(selective_contexts, read=True)}  # by kind of recomputation
+
+
+def eager_kind(recompute: str) -> str:
+    """The kind of recomputation that a user names, of which :data:`READ` is what a compiler leaves."""
+    return SELECTIVE if recompute == READ else recompute

@@ -35,6 +35,7 @@ from typing import Any
 from simdev.errors import InvalidInput, SimdevError, UnknownName, Unsupported, quoted
 from simdev.files import MIB, parse_json, read_text
 from simdev.graphs.parallel_model import ParallelModel, Part, Stage
+from simdev.graphs.selective import CONTEXTS, eager_kind
 from simdev.parallel.capture.blocks import Blocks, chosen, kind_of, kinds_of, lists_of_blocks
 from simdev.parallel.capture.fakes import to_fakes
 from simdev.parallel.capture.stage import few_parts
@@ -125,6 +126,7 @@ def parallel_model_of(built: TransformersModel, release: str) -> ParallelModel:
         pipeline=built.pipeline,
         notes=built.notes,
         precision=precision,
+        selective=True,
     )
 
 
@@ -338,7 +340,7 @@ class TransformersModel:
 
     def check(self, p: Mapping[str, Any], mesh: Mesh) -> None:
         """Raise :class:`InvalidInput` for what the model cannot do."""
-        if p["recompute"] not in self._facts["recompute"]:
+        if eager_kind(p["recompute"]) not in self._facts["recompute"]:
             raise UnknownName("recompute", str(p["recompute"]), self._facts["recompute"], source=self.source)
         spread = {"num_attention_heads": mesh["tp"], "num_key_value_heads": mesh["tp"]}
         if mesh["ep"] > 1:
@@ -560,11 +562,9 @@ def _identity(model, name: str, tied_to=None) -> None:
 
 def recompute_layers(model, recompute: str, preserve_rng_state: bool = False) -> None:
     """As :func:`simdev.parallel.plain.recompute_blocks`, by transformers."""
-    from simdev.graphs.selective import selective_contexts
-
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": preserve_rng_state}
-    if recompute == "selective":
-        options["context_fn"] = selective_contexts
+    if recompute in CONTEXTS:
+        options["context_fn"] = CONTEXTS[recompute]
     model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
 
 

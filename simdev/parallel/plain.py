@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 from simdev.errors import InvalidInput, SimdevError, UnknownName, Unsupported
 from simdev.graphs.capture import is_package_model, sentence
 from simdev.graphs.parallel_model import ParallelModel, Part, Stage
-from simdev.graphs.selective import selective_contexts
+from simdev.graphs.selective import CONTEXTS, eager_kind
 from simdev.graphs.workload import Step, TrainingStep
 from simdev.parallel.capture.blocks import Blocks, chosen, kinds_of, lists_of_blocks, sharing
 from simdev.parallel.capture.fakes import to_fakes
@@ -79,6 +79,7 @@ def find_plain(name: str, changes: Mapping[str, object]) -> tuple[ParallelModel,
         pipeline=built.ends is not None,
         notes=built.notes,
         precision=built.precision,
+        selective=True,
     )
     given = model.parameters("", changes)
     built.check(given, Mesh({}))
@@ -194,7 +195,7 @@ class PlainModel:
     def check(self, p: Mapping[str, Any], mesh: Mesh) -> None:
         """Raise :class:`InvalidInput` for what is not offered."""
         known = RECOMPUTE if self.lists else RECOMPUTE[:1]  # there are no blocks
-        if p["recompute"] not in known:
+        if eager_kind(p["recompute"]) not in known:
             raise UnknownName("recompute", str(p["recompute"]), known, source=self.name)
         for size in self._facts.heads:
             if size % mesh["tp"]:
@@ -446,7 +447,7 @@ def recompute_blocks(
     ``preserve_rng_state``, dropout's masks are drawn again as they were; a capture draws nothing."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-    options: dict[str, Any] = {"context_fn": selective_contexts} if recompute == "selective" else {}
+    options: dict[str, Any] = {"context_fn": CONTEXTS[recompute]} if recompute in CONTEXTS else {}
     wrapped: dict[int, Any] = {}
     for path in _names(model) if lists is None else lists:
         holder = model.get_submodule(path)

@@ -17,6 +17,7 @@ import numpy as np
 
 from simdev.errors import InvalidInput, UnknownName, quoted
 from simdev.graphs.parallel_model import ParallelModel, Part
+from simdev.graphs.selective import READ, SELECTIVE
 from simdev.parallel.capture.kept import Packed, lacks, place
 from simdev.parallel.capture.reshard import reshard_ns, slice_of
 from simdev.parallel.capture.resize import AXIS, capture_resized, captured_meshes, few_shards
@@ -66,8 +67,8 @@ class Plan:
     ``PipelineStage._setup_forward_recv_info`` and ``_setup_backward_recv_info``). Otherwise what was received is freed
     by the backward pass of its microbatch.
 
-    ``compiled``: layers run under ``torch.compile``, which changes some kinds of recomputation
-    (:attr:`~simdev.graphs.parallel_model.ParallelModel.compiled`).
+    ``compiled``: layers run under ``torch.compile``, which keeps less of selective recomputation
+    (:mod:`simdev.graphs.selective`).
 
     ``stage_meshes`` gives each pipeline rank a mesh of its own (without ``pp``; ``mesh`` then holds ``pp`` alone), and
     ``stage_recompute`` its own recomputation. Their ranks follow one another, and some of the cluster's may be left
@@ -207,8 +208,8 @@ class Plan:
             found["microbatch"] = int(self.parameters["microbatch"]) // self.stage_meshes[rank].replicas
         if self.stage_recompute:
             found["recompute"] = self.stage_recompute[rank]
-        if self.compiled and found.get("recompute") in self.model.compiled:
-            found["recompute"] = self.model.compiled[found["recompute"]]
+        if self.compiled and self.model.selective and found["recompute"] == SELECTIVE:
+            found["recompute"] = READ
         return found
 
     def rank_of(self, stage: int) -> int:

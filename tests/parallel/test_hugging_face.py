@@ -13,6 +13,7 @@ from simdev.parallel.capture.stage import capture_stage, few_parts
 from simdev.parallel.hugging_face import hugging_face_model
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.passes import STEP
+from simdev.parallel.typed_plan import TypedPlan
 
 LAYERS = 3
 LLAMA = {
@@ -75,6 +76,18 @@ def test_collectives_of_fsdp_and_tensor_parallelism(tmp_path):
     assert found["all_gather", "dp_shard"] == 2 * 6 + 3
     # of each layer: two outputs forward, the gradients of five inputs backward; the embedding, the head
     assert found["all_reduce", "tp"] == 7 * 6 + 2
+
+
+@pytest.mark.parametrize("kind, unread", [("llama", 1), ("olmo2", 0)])  # OLMo 2 normalises the last product's result
+def test_a_compiled_layer_keeps_what_its_backward_pass_reads(tmp_path, kind, unread):
+    path = written(tmp_path, model_type=kind, architectures=None)
+    live = {}
+    for framework in ("eager", "compiled"):
+        typed = TypedPlan(f"{path}[length=32,recompute=selective]", "dgx-h100", "dp_shard=8", framework=framework)
+        plan = typed.plan
+        stage = capture_stage(plan.model, plan.parameters_of(0), parse_mesh("dp_shard=2"), plan.parts[0], order="FB")
+        live[framework] = stage.forward.live_bytes
+    assert live["eager"] - live["compiled"] == unread * LAYERS * 2 * 32 * 64
 
 
 def test_fields_of_the_configuration_and_sequences_follow_in_brackets(tmp_path):

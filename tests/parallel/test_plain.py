@@ -101,6 +101,13 @@ def test_blocks_are_recomputed(entry):
     assert count(again, "addmm") == count(kept, "addmm") + BLOCKS  # the block's last product is not needed again
 
 
+def test_a_compiled_block_keeps_no_product_that_is_only_added(entry):
+    path, _, _ = entry.rpartition(":")
+    Path(path).write_text(PLAIN.replace("nn.Linear(256, 64)", "nn.Linear(256, 64, bias=False)"), encoding="utf-8")
+    eager, compiled = (captured(f"{entry}[recompute={kind}]", "dp_shard=2") for kind in ("selective", "selective-read"))
+    assert eager.forward.live_bytes - compiled.forward.live_bytes == BLOCKS * 2 * 32 * 64
+
+
 def test_a_plan_and_its_figures(entry):
     model, parameters = find_model(f"{entry}[length=32]")
     tokens = 32

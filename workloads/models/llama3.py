@@ -29,7 +29,7 @@ from functools import partial
 
 from simdev.errors import InvalidInput, UnknownName
 from simdev.graphs.parallel_model import Part, Stage, every_nth, parallel_model
-from simdev.graphs.selective import READ, selective_contexts
+from simdev.graphs.selective import CONTEXTS, eager_kind
 from simdev.workloads.models._data import adam, axis_size, last_gradient, over_data, recomputed
 from simdev.workloads.models._decoder import (
     check_heads,
@@ -75,7 +75,7 @@ def llama3_checks(p, mesh) -> None:
             f"{p['length']} does not divide into two pieces for each of {mesh['cp'] * mesh['tp']} ranks of cp and tp"
         )
         raise InvalidInput(message, source="llama3", field="length")
-    if p["recompute"] not in (*RECOMPUTE, READ) and not every_nth(p):
+    if eager_kind(p["recompute"]) not in RECOMPUTE and not every_nth(p):
         raise UnknownName("recompute", str(p["recompute"]), RECOMPUTE, source="llama3")
     if p["norm"] not in NORMS:
         raise UnknownName("norm", str(p["norm"]), NORMS, source="llama3")
@@ -96,7 +96,7 @@ def llama3_checks(p, mesh) -> None:
     flops=llama3_flops,
     source="Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3; pytorch/torchtitan",
     checks=llama3_checks,
-    compiled={"selective": READ},
+    selective=True,
 )
 def llama3(
     mesh, part: Part, *, width, layers, heads, kv_heads, hidden, vocabulary, length, microbatch, recompute, norm, build,
@@ -126,9 +126,7 @@ def llama3(
         model = decoder(part, [layer() for _ in range(part.layers)], width, vocabulary, Norm, half_loss=apart)
     styles = {**grouped_attention_plan(merged, apart), **gated_plan(merged, apart)}
     over_tensors(model, mesh, part, lambda _: styles, whole_loss=apart)
-    products = 4 if merged else 7  # of a layer: for queries, keys, values, attention; gate, up, down
-    contexts = {"selective": selective_contexts, READ: partial(selective_contexts, products)}
-    recomputed(model, recompute, context_fn=contexts.get(recompute), kinds=part.kinds)
+    recomputed(model, recompute, context_fn=CONTEXTS.get(recompute), kinds=part.kinds)
     if merged or weights == "bfloat16":
         model.to(torch.bfloat16)
     if not merged:

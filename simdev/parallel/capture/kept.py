@@ -298,7 +298,7 @@ def _code() -> str:
     files = [here / f"{name}.py" for name in (*names, "tensor_rule", "reshard", "allocations")]
     files += [here.parent / f"{name}.py" for name in ("program", "passes", "hugging_face", "plain")]
     files += [here.parents[1] / "graphs" / "selective.py"]
-    capturing = "trace", "attention", "rewrites", "vision_ops"
+    capturing = "trace", "attention", "rewrites", "vision_ops", "compiled_checkpoint"
     inputs = "packages", "readers", "diffusion_inputs", "documented_inputs", "joint_inputs", "transformers_inputs"
     files += [here.parents[1] / "graphs" / "capture" / f"{name}.py" for name in (*capturing, *inputs)]
     release, _, _ = version("torch").partition("+")  # of the same release, all builds run the same Python code

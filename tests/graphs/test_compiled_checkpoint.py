@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from simdev.graphs.selective import CONTEXTS, READ, SELECTIVE  # noqa: E402
 
-WIDTH, HIDDEN, TOKENS = 16, 24, 6
+LAYERS, WIDTH, HIDDEN, TOKENS = 2, 16, 24, 6
 KINDS = ("added", "normed", "scaled", "halved", "dropped", "in place", "parallel", "unread")
 
 
@@ -63,7 +63,7 @@ class Block(nn.Module):
 class Blocks(nn.Module):
     def __init__(self, kind, recompute="none"):
         super().__init__()
-        self.blocks = nn.ModuleList(Block(kind) for _ in range(2))
+        self.blocks = nn.ModuleList(Block(kind) for _ in range(LAYERS))
         self.contexts = CONTEXTS.get(recompute)
 
     def forward(self, x):
@@ -73,7 +73,7 @@ class Blocks(nn.Module):
         return x
 
 
-def kept_by_torch(kind, x):
+def kept_by_torch(model, x):
     """Shapes of products that a compiled forward pass hands to its backward pass."""
     pytest.importorskip("networkx")
     from functorch.compile import make_boxed_func
@@ -90,11 +90,11 @@ def kept_by_torch(kind, x):
 
     backend = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), partition_fn=partition)
     torch._dynamo.reset()
-    torch.compile(Blocks(kind, SELECTIVE), backend=backend)(x).sum().backward()
+    torch.compile(model, backend=backend)(x).sum().backward()
     return Counter(found)
 
 
-def kept_by_contexts(kind, x, monkeypatch):
+def kept_by_contexts(model, x, monkeypatch):
     from simdev.graphs.capture import compiled_checkpoint
 
     layers = []
@@ -106,19 +106,49 @@ def kept_by_contexts(kind, x, monkeypatch):
         return contexts
 
     monkeypatch.setattr(compiled_checkpoint, "contexts_of_read", watched)
-    Blocks(kind, READ)(x)
+    output = model(x)
     results = [result for kept in layers for result in kept.values()]
-    assert len(layers) == 2
+    assert len(layers) == LAYERS and output.requires_grad
     return Counter(tuple(result.shape) for result in results if isinstance(result, torch.Tensor))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_keeps_what_the_partitioner_of_torch_compile_keeps(kind, monkeypatch):
     x = torch.randn(1, TOKENS, WIDTH, requires_grad=True)
-    found = kept_by_contexts(kind, x, monkeypatch)
-    assert found == kept_by_torch(kind, x)
+    found = kept_by_contexts(Blocks(kind, READ), x, monkeypatch)
+    assert found == kept_by_torch(Blocks(kind, SELECTIVE), x)
     read = {"added": 3, "halved": 3, "parallel": 3, "unread": 2}.get(kind, 4)  # of the four of seven that are chosen
-    assert found.total() == 2 * read
+    assert found.total() == LAYERS * read
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, read", [("llama", 3), ("olmo2", 4), ("gemma2", 4), ("cohere", 3), ("phi3", 2)])
+def test_so_does_a_layer_of_transformers(kind, read, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    from simdev.parallel.hugging_face import recompute_layers
+
+    def built(recompute):
+        config = transformers.CONFIG_MAPPING[kind](
+            hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+            intermediate_size=HIDDEN, vocab_size=32, max_position_embeddings=16, pad_token_id=0,
+        )  # fmt: skip
+        model = transformers.AutoModel.from_config(config).train()
+        model.norm = nn.Identity()  # which would let a compiler hand on the last product in place of the last result
+        recompute_layers(model, recompute)
+
+        class Run(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.model = model
+
+            def forward(self, tokens):
+                return self.model(tokens, use_cache=False).last_hidden_state
+
+        return Run()
+
+    tokens = torch.zeros(1, TOKENS, dtype=torch.int64)
+    found = kept_by_contexts(built(READ), tokens, monkeypatch)
+    assert found == kept_by_torch(built(SELECTIVE), tokens) and found.total() == LAYERS * read
 
 
 @pytest.mark.parametrize("kind", ["added", "normed", "scaled", "halved", "parallel", "unread"])

@@ -223,17 +223,7 @@ def groups(problem: Problem, rank: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ``rank`` int ``(units,)``: the place of each unit in the topological order."""
     graph, op = problem.graph, longest_op(problem)
     layer, phase = graph.op_layer[op].astype(np.int64), graph.op_phase[op].astype(np.int64)
-    weights = {
-        (int(graph.op_layer[maker]), int(size))
-        for maker, size in zip(graph.tensor_producer, graph.tensor_bytes, strict=True)
-        if size >= WEIGHT and graph.op_persistent_bytes[maker] >= size
-    }
-    made = np.zeros(graph.n_units, np.int64)
-    unit = graph.unit_of_op
-    for maker, size in zip(graph.tensor_producer.tolist(), graph.tensor_bytes.tolist(), strict=True):
-        if graph.op_phase[maker] == 1 and (int(graph.op_layer[maker]), size) in weights:
-            made[unit[maker]] = max(made[unit[maker]], size)
-    made[phase != 1] = 0
+    made = weight_gradient_bytes(problem)
     group = np.unique(np.stack([layer, phase, made]), axis=1, return_inverse=True)[1].reshape(-1)
     time = fastest_ns(problem).astype(float) + 1
     part = np.zeros(graph.n_units, np.int64)
@@ -247,6 +237,23 @@ def groups(problem: Problem, rank: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         part[units] = count + np.minimum(parts - 1, (done - time[units]) * parts // done[-1]).astype(np.int64)
         count += parts
     return group, part
+
+
+def weight_gradient_bytes(problem: Problem) -> np.ndarray:
+    """int64 ``(units,)``: the size of the largest tensor that each backward unit makes of those as large as a parameter
+    of their layer; 0 for units that make none."""
+    graph, unit = problem.graph, problem.graph.unit_of_op
+    weights = {
+        (int(graph.op_layer[maker]), int(size))
+        for maker, size in zip(graph.tensor_producer, graph.tensor_bytes, strict=True)
+        if size >= WEIGHT and graph.op_persistent_bytes[maker] >= size
+    }
+    made = np.zeros(graph.n_units, np.int64)
+    for maker, size in zip(graph.tensor_producer.tolist(), graph.tensor_bytes.tolist(), strict=True):
+        if graph.op_phase[maker] == 1 and (int(graph.op_layer[maker]), size) in weights:
+            made[unit[maker]] = max(made[unit[maker]], size)
+    made[graph.op_phase[longest_op(problem)] != 1] = 0
+    return made
 
 
 def units_by_group(group: np.ndarray, rank: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -219,3 +219,25 @@ def test_a_builder_at_fault_is_not_tried_with_memory():
 
     assert build_fake(asks, "asks").step.model.weight.shape == (2, 2)
     assert made[-1] is True, "a value leads to real tensors"
+
+
+def test_a_known_number_in_a_text_is_that_number():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from simdev.graphs.capture.shadows import Shadows
+
+    with FakeTensorMode(allow_non_fake_inputs=True), Shadows():
+        assert f"expert_{torch.arange(4)[2]}" == "expert_2"
+
+
+def test_the_best_of_experts_is_each_of_them_in_turn():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from simdev.graphs.capture.shadows import Shadows
+
+    with FakeTensorMode(allow_non_fake_inputs=True), Shadows() as shadows:
+        shadows.experts = frozenset([4])
+        scores = torch.randn(2048, 4)
+        best = shadows.of(torch.argmax(scores, dim=-1))
+        assert shadows.of(torch.argmax(torch.randn(2048, 5), dim=-1)) is None
+    assert torch.equal(best, torch.arange(2048) % 4)

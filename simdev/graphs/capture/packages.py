@@ -207,7 +207,7 @@ def smaller_model(target: str, most_bytes: int) -> str | None:
     layers = max([2, *sparse, *(1 + max(map(of.index, of)) for of in kinds if of)])
     narrower = [key for key in sizes if re.fullmatch(r"hidden_size|d_model|(moe_)?intermediate_size|\w+_ffn_dim", key)]
     steps = [
-        {"num_hidden_layers": layers} | {key: layers for key in sizes if key == "decoder_layers"},
+        {key: layers for key in (*DEPTHS, "decoder_layers") if key in sizes},
         {"vocab_size": 8000}
         | {key: 8000 for key in sizes if key.endswith("_vocab")}  # of hashed words
         | ({"pad_token_id": 0} if (sizes.get("pad_token_id") or 0) >= 8000 else {}),

@@ -36,7 +36,7 @@ aten = torch.ops.aten
 INDEXED = (aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_)
 LIKE = (aten.full_like, aten.ones_like, aten.zeros_like)  # which read no value of a tensor
 MOST_ELEMENTS = 1 << 20  # larger tensors have no shadow
-MOST_ROUTED = 1 << 24  # elements with the routes of tokens to experts: one for each token, choice and expert
+MOST_ROUTED = 1 << 26  # elements with the routes of tokens to experts: one for each token, choice and expert
 MOST_DRAWN = 1 << 12  # nor have larger tensors of random numbers: weights, noise
 SET_DATA = torch.Tensor.data.__set__
 _DRAWN = [MOST_DRAWN]  # the limit that holds, last
@@ -197,6 +197,8 @@ class Shadows(TorchDispatchMode):
         if not known:
             if func is aten.topk.default and self._is_route(*args[:3], **kwargs):
                 self._real[outputs[1]] = _even_routes(outputs[1].shape, args[0].shape[-1])
+            elif func is aten.argmax.default and len(args) > 1 and self._is_route(args[0], 1, args[1]):  # the best one
+                self._real[outputs[0]] = _even_routes(outputs[0].shape, args[0].shape[-1])
             return self._forget(func, args, kwargs)
         try:
             with unset_fake_temporarily():
@@ -240,6 +242,8 @@ class _Exchanges(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         reads = MadeUp.reads
         out = func(*args, **(kwargs or {}))
+        if func is torch.Tensor.__format__ and args[0].dim() == 0 and self._shadows.of(args[0]) is not None:
+            return format(args[0].item(), *args[1:])  # as that of a real tensor
         if MadeUp.reads != reads and func is torch.Tensor.item:
             return MadeUp(out)
         if MadeUp.reads != reads and func is torch.Tensor.__float__:  # Python makes a plain number of it

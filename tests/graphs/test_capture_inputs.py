@@ -282,6 +282,105 @@ def test_a_transducer_reads_a_blank_before_its_text():
     assert (inputs["decoder_input_ids"][:, 1:] == inputs["labels"]).all()
 
 
+def test_frames_that_a_text_stands_for_have_features_as_labels():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.transformers_inputs import made_up_inputs
+
+    class Spoken(torch.nn.Module):
+        main_input_name = "input_ids"
+        config = transformers.PretrainedConfig(
+            vocab_size=20, audio_bos_token_id=7, audio_latent_token_id=8, latent_dim=5
+        )
+
+        def forward(self, input_ids, labels=None):
+            """
+            labels (`torch.Tensor` of shape `(batch_size, num_frames, latent_dim)`, *optional*):
+                Targets.
+            """
+            return input_ids
+
+    inputs = made_up_inputs(Spoken(), 2, 10)
+    assert inputs["labels"].shape == (2, 5, 5) and inputs["labels"].is_floating_point()
+    ids = inputs["input_ids"]
+    assert (ids[:, 4] == 7).all() and (ids[:, 5:] == 8).all() and not ((ids[:, :4] == 7) | (ids[:, :4] == 8)).any()
+
+
+def test_features_are_as_wide_as_a_convolution_behind_its_padding_reads():
+    from simdev.graphs.capture.transformers_inputs import _features
+
+    class Causal(torch.nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.conv = torch.nn.Conv1d(width, 4, 3)
+
+        def forward(self, hidden_states, padding_cache=None):
+            if padding_cache is not None:
+                hidden_states = padding_cache.update(hidden_states)
+            else:
+                hidden_states = torch.nn.functional.pad(hidden_states, (2, 0))
+            return self.conv(hidden_states)
+
+    class Codec(torch.nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.stem = Causal(width)
+
+        def forward(self, hidden_states):
+            return self.stem(hidden_states)
+
+    for width, length in ((6, 77), (1, 16_000)):  # features, and a sound
+        assert _features(Codec(width), None, ["hidden_states"], 2)["hidden_states"].shape == (2, width, length)
+
+
+def test_a_single_sample_and_the_size_of_a_prompt_are_tried_where_others_fail():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.transformers_inputs import hf_inputs
+
+    class Asks(torch.nn.Module):
+        main_input_name = "pixel_values"
+
+        def __init__(self, config):
+            super().__init__()
+            self.config = config
+
+        def forward(self, pixel_values):
+            if pixel_values.shape[-1] != 32:
+                raise ValueError
+
+    class AsksForOne(Asks):
+        def forward(self, pixel_values):
+            batch, frames, channels, height, width = pixel_values.shape
+            if batch != 1:
+                raise ValueError
+
+    prompt = transformers.CLIPVisionConfig(image_size=32)
+    vision = transformers.PretrainedConfig()
+    config = transformers.PretrainedConfig(vision_config=vision, prompt_encoder_config=prompt)
+    model = Asks(config)
+    assert hf_inputs(model, config, None, None)["pixel_values"].shape == (8, 3, 32, 32)
+    config = transformers.PretrainedConfig(num_frames=2, image_size=8)
+    assert hf_inputs(AsksForOne(config), config, None, None)["pixel_values"].shape == (1, 2, 3, 8, 8)
+
+
+def test_what_ran_on_fake_tensors_is_not_run_for_real():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from simdev.graphs.capture.transformers_inputs import _runs_with
+
+    class Counts(torch.nn.Module):
+        config, runs = "known to run on fake tensors", 0
+
+        def forward(self, pixel_values):
+            self.runs += 1
+
+    model = Counts()
+    with FakeTensorMode():
+        fake = torch.randn(2, 3)
+    assert _runs_with(model, {"pixel_values": fake}) and _runs_with(model, {"pixel_values": torch.randn(2, 3)})
+    assert model.runs == 1
+    assert _runs_with(model, {"pixel_values": torch.randn(2, 4)}) and model.runs == 2, "of another shape"
+
+
 def test_points_are_matched_in_pairs_of_images():
     transformers = pytest.importorskip("transformers")
     from simdev.graphs.capture.transformers_inputs import hf_inputs

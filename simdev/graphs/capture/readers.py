@@ -189,7 +189,10 @@ def _calls(forward) -> list[tuple[str, str, str, int | str]]:
     found: list[tuple[int, int, tuple[str, str, str, int | str]]] = []
     asks = [node for node in ast.walk(tree) if isinstance(node, (ast.If, ast.IfExp))]
     depends = {id(inside) for node in asks if "dim" in ast.unparse(node.test) for inside in ast.walk(node)}
-    for node in ast.walk(tree):
+    cached = [node for node in asks if re.fullmatch(r"\w*cache is not None", ast.unparse(node.test))]
+    bodies = [line for node in cached if isinstance(node, ast.If) for line in node.body]
+    unread = {id(inside) for line in bodies for inside in ast.walk(line)}  # a training step has no cache
+    for node in (node for node in ast.walk(tree) if id(node) not in unread):
         if isinstance(node, ast.Call) and id(node) not in depends and (variable := _joined(node)):
             found.append((node.lineno, 0, ("axes", ",", variable, 0)))
         if isinstance(node, ast.Call) and (path := _of_self(node.func)):
@@ -238,7 +241,14 @@ def _joined(node: ast.Call) -> str | None:
 
 
 def _variable(node: ast.expr) -> str | None:
-    """The name of a variable, which may be changed number by number."""
-    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in KEEPING:
-        node = node.func.value
+    """The name of a variable, which may be changed number by number, or made longer (``F.pad(features, (4, 0))``)."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        method = node.func
+        match method.attr, node.args:
+            case "pad", [longer, ast.Tuple(elts=[_, _])]:
+                node = longer
+            case name, _ if name in KEEPING:
+                node = method.value
+            case _:
+                break
     return node.id if isinstance(node, ast.Name) else None

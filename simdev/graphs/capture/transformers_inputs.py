@@ -33,6 +33,9 @@ A_LOOP_OVER_TOKENS = re.compile(r"for \w+ in range\((seq_?len\w*|sequence_length
 CHOICES = 2  # of a question
 FRAMES = 8  # of a video
 IMAGE = ["batch_size", "num_channels", "height", "width"]  # the axes of images, as documentation calls them
+_RUN: set[tuple] = set()  # models and shapes with which their forward pass ran on fake tensors
+NO_LABELS = "labels[0]"  # among the optional arguments: the loss is the mean of the predictions
+WAVE = 16_000  # samples of a sound: a second
 SPOKEN = 4  # frames of a spectrogram in which a token is spoken
 GIVE = "give a function that returns the inputs and labels of the model by --inputs FILE.py:FUNCTION"
 
@@ -85,8 +88,9 @@ def hf_inputs(model, config, batch: int | None, length: int | None, optional: Co
         )
         if "spatial_shapes" in takes:
             inputs |= _rows_of_patches(model, getattr(config, "vision_config", config), takes, count)
-    several = "input_values" in named and "pixel_values_videos" in takes  # sounds and the pictures to them
-    if "pixel_values_videos" in named or several:
+    several = {"input_values", "pixel_values_videos"} <= takes.keys() and not marked  # sounds, and pictures to them
+    named |= {"input_values", "pixel_values_videos"} if several else set()
+    if "pixel_values_videos" in named:
         seen = (getattr(part, name, None) for part in parts_of(config) for name in ("num_frames", "frames_per_clip"))
         videos = count if several else batch or 1
         inputs["pixel_values_videos"] = torch.randn(
@@ -115,8 +119,9 @@ def hf_inputs(model, config, batch: int | None, length: int | None, optional: Co
     if "inputs" in takes and takes["inputs"].default is inspect.Parameter.empty:  # of any kind, after what encodes them
         inputs["inputs"] = torch.randn(count, TOKENS, getattr(own, "d_model", None) or own.hidden_size)
     others = sounds[1:] + _images_in_samples(model, config, inputs) + _tokens_of_codebooks(model, config, inputs)
-    others += _images_of_processor(config, inputs) + _halves_of_image(inputs)
+    others += _images_of_processor(config, inputs) + _images_of_others(config, inputs) + _halves_of_image(inputs)
     if others and not _runs_with(model, inputs):
+        others += [] if batch else [{name: made[:1] for name, made in inputs.items()}]  # some take a single sample
         inputs |= next((other for other in others if _runs_with(model, inputs | other)), {})
     return inputs
 
@@ -203,7 +208,14 @@ def _features(model, config, names: Collection[str], count: int) -> dict:
 
     widths = {name: width_read(model, name) or embedded(name) for name in sorted(names)}
     rows = {name: (count,) if gets_tokens(model, name) else (count, TOKENS) for name in widths}
-    return {name: torch.randn(*rows[name], width) for name, width in widths.items() if width}
+    shapes = {
+        name: (count, width, WAVE if width <= 2 else TOKENS)  # a sound, or what a codec makes of it
+        if isinstance(first_reader(model, name), torch.nn.Conv1d)
+        else (*rows[name], width)
+        for name, width in widths.items()
+        if width
+    }
+    return {name: torch.randn(*shape) for name, shape in shapes.items()}
 
 
 def _text(model, config, count: int, tokens: int):
@@ -309,17 +321,23 @@ def _spectrograms(model, config, spectrum: str, named: Collection[str], count: i
 
 def _runs_with(model, inputs: dict) -> bool:
     """Whether the forward pass of a model runs on ``inputs``, as far as fake tensors lead it: where it asks for values,
-    it has taken their shapes apart."""
+    it has taken their shapes apart. What has run on fake tensors is not run for real."""
     import torch
-    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 
+    shapes = tuple((name, tuple(made.shape)) for name, made in inputs.items() if isinstance(made, torch.Tensor))
+    asked = type(model).__name__, str(getattr(model, "config", None)), shapes
+    if asked in _RUN:
+        return True
     try:
         with torch.no_grad():
             model(**inputs)
     except (DataDependentOutputException, DynamicOutputShapeException):
-        return True
+        pass
     except Exception:  # the step will tell
         return False
+    if all(isinstance(made, FakeTensor) for made in inputs.values() if isinstance(made, torch.Tensor)):
+        _RUN.add(asked)
     return True
 
 
@@ -547,6 +565,18 @@ def _images_of_processor(config, inputs: dict) -> list[dict]:
     return [{"pixel_values": torch.randn(*images.shape[:2], *size)}]
 
 
+def _images_of_others(config, inputs: dict) -> list[dict]:
+    """``pixel_values`` of the size that a part of the configuration gives which is not about images, such as that of a
+    prompt, if the backbone takes images of any size."""
+    import torch
+
+    images, size = inputs.get("pixel_values"), next(_image_sizes(config), None)
+    if images is None or images.dim() != 4 or not size or _size_given(config, _vision_config(config)):
+        return []
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    return [{"pixel_values": torch.randn(*images.shape[:2], height, width)}]
+
+
 def _halves_of_image(inputs: dict) -> list[dict]:
     """Images of half the height each, if there are several of one shape: a model may put a prompt above the image, and
     the size that its configuration gives is that of both."""
@@ -606,6 +636,10 @@ def hf_labels(model, config, inputs: dict, optional: Collection[str] = ()) -> di
     import torch
 
     takes, name = inspect.signature(model.forward).parameters, type(model).__name__
+    if NO_LABELS in optional:
+        return {}
+    if "labels" in takes and (spoken := _labels_of_frames(model, config, inputs)):
+        return spoken
     if counted := number_of(optional, "labels"):
         inputs.pop("decoder_input_ids", None)  # as before they were counted
         rows = len(next(iter(inputs.values())))
@@ -630,6 +664,24 @@ def hf_labels(model, config, inputs: dict, optional: Collection[str] = ()) -> di
     if documented_axes(model, "labels")[-1:] == ["num_mel_bins"]:  # a spectrogram
         return {"labels": torch.randn(rows, TOKENS // 2 * 2, config.num_mel_bins)}
     return _labels_of_tokens(model, config, inputs, rows, optional)
+
+
+def _labels_of_frames(model, config, inputs: dict) -> dict:
+    """The features of each frame of a sound that a model of a text predicts, as the documentation of its labels says
+    (``batch_size, num_frames, latent_dim``): the second half of the text stands for frames, behind the mark of their
+    start."""
+    import torch
+
+    marks = [getattr(config, f"audio_{word}_token_id", None) for word in ("bos", "latent")]
+    axes, ids = documented_axes(model, "labels"), inputs.get("input_ids")
+    width = getattr(config, axes[-1], None) if len(axes) == 3 else None
+    if ids is None or not isinstance(width, int) or axes[1] != "num_frames" or None in marks:
+        return {}
+    frames = ids.shape[1] // 2
+    for mark in marks:  # which are no words of the text before
+        ids[ids == mark] = 3 if mark != 3 else 4
+    ids[:, -frames - 1], ids[:, -frames:] = marks
+    return {"labels": torch.randn(len(ids), frames, width)}
 
 
 def _labels_of_tokens(model, config, inputs: dict, rows: int, optional: Collection[str]) -> dict:

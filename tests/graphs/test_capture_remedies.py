@@ -306,6 +306,141 @@ def test_the_widths_of_a_backbone_are_those_that_it_has(monkeypatch):
     assert widths_that_fit(target, error) == [], "it has no such number"
 
 
+def test_a_convolution_that_reads_all_stages_of_a_backbone_gets_all(monkeypatch):
+    from simdev.graphs.capture.remedies import widths_that_fit
+
+    class Joins(transformers.ResNetConfig):
+        backbone_config: dict | None = None
+
+        def __post_init__(self, **kwargs):
+            super().__post_init__(**kwargs)
+            self.backbone_config = transformers.ResNetConfig(
+                embedding_size=8, hidden_sizes=[6, 6], depths=[1, 1], layer_type="basic"
+            )
+
+    class Bridge(transformers.ResNetPreTrainedModel):
+        config_class = Joins
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.backbone = transformers.ResNetBackbone(config.backbone_config)
+            self.joint = torch.nn.Conv2d(12, 4, 1)
+
+        def forward(self, pixel_values):
+            maps = self.backbone(pixel_values).feature_maps
+            return self.joint(torch.cat([one.mean((2, 3), keepdim=True) for one in maps], dim=1))
+
+    monkeypatch.setattr(sys.modules["transformers"], "BridgeModel", Bridge, raising=False)
+    error = RuntimeError("expected input[8, 6, 1, 1] to have 12 channels, but got 6 channels instead")
+    assert widths_that_fit("transformers:BridgeModel", error) == [("backbone_config.out_indices", "[1,2]")]
+
+
+def test_a_backbone_of_another_kind_than_is_declared_makes_way_for_it(monkeypatch):
+    from simdev.graphs.capture.packages import package_step
+    from simdev.graphs.capture.remedies import widths_that_fit
+
+    spec = type(transformers.LlavaConfig.sub_configs_defaults["vision_config"])
+    resnet = {"embedding_size": 8, "hidden_sizes": [5], "depths": [1], "layer_type": "basic"}
+
+    class Declares(transformers.PreTrainedConfig):
+        model_type = "declares"
+        sub_configs_defaults = {  # noqa: RUF012
+            "backbone_config": spec(config_class=transformers.AutoConfig, model_type="resnet", init_kwargs=resnet)
+        }
+        backbone_config: dict | None = None
+        neck_channels: int = 5
+
+        def __post_init__(self, **kwargs):
+            given = dict(self.backbone_config or {"model_type": "convnext"})
+            self.backbone_config = transformers.AutoConfig.for_model(given.pop("model_type"), **given)
+            super().__post_init__(**kwargs)
+
+    class Declared(transformers.PreTrainedModel):
+        config_class, main_input_name = Declares, "pixel_values"
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.backbone = transformers.AutoModel.from_config(config.backbone_config)
+            self.neck = torch.nn.Conv2d(5, 4, 1)
+
+        def forward(self, pixel_values):
+            return self.neck(self.backbone(pixel_values).last_hidden_state)
+
+    monkeypatch.setattr(sys.modules["transformers"], "DeclaredModel", Declared, raising=False)
+    error = RuntimeError("expected input[8, 768, 1, 1] to have 5 channels, but got 768 channels instead")
+    found = widths_that_fit("transformers:DeclaredModel", error)
+    assert [name for name, _ in found] == ["backbone_config"] and '"model_type":"resnet"' in found[0][1]
+    made = package_step(f"transformers:DeclaredModel[backbone_config={found[0][1]}]", batch=1)[0]().model.config
+    assert made.backbone_config.hidden_sizes == [5], "the class makes a configuration of the dictionary"
+
+
+def test_a_declared_field_with_a_misspelt_name_is_set_by_its_right_one(monkeypatch):
+    from simdev.graphs.capture.remedies import misspelt_fields
+
+    spec = type(transformers.LlavaConfig.sub_configs_defaults["vision_config"])
+
+    class Outer(transformers.GPT2Config):
+        sub_configs_defaults = {  # noqa: RUF012
+            "text_config": spec(config_class=transformers.AutoConfig, model_type="gpt2", init_kwargs={"n_layr": 1})
+        }
+
+        def __post_init__(self, **kwargs):
+            self.text_config = transformers.GPT2Config(n_embd=8, n_head=2, vocab_size=20, n_positions=16)
+            super().__post_init__(**kwargs)
+
+        def get_text_config(self, *args, **kwargs):
+            return self.text_config
+
+    class Layers(transformers.GPT2Model):
+        config_class = Outer
+
+        def __init__(self, config):
+            super().__init__(config.text_config)
+            assert config.text_config.n_layer == 1
+
+    monkeypatch.setattr(sys.modules["transformers"], "LayersModel", Layers, raising=False)
+    assert misspelt_fields("transformers:LayersModel") == [("text_config.n_layer", "1")]
+    assert misspelt_fields("transformers:LayersModel[text_config.n_layer=2]") == [], "a user's field is kept"
+
+
+def test_an_open_field_has_its_documented_value_or_entries_of_the_kind_that_the_code_reads(monkeypatch):
+    from simdev.graphs.capture.remedies import values_that_run
+
+    class Says(transformers.GPT2Config):
+        """
+        rate (`str`, *optional*):
+            A share, e.g. `"1/4"` or `"3/8"`.
+        kernels (`list[int]`, *optional*, defaults to `[3, 5]`):
+            Sizes of kernels.
+        class_weights (`list[float]`, *optional*):
+            A weight for each class.
+        layer_map (`list`, *optional*):
+            Pairs of layers.
+        """
+
+        rate: str | None = None
+        kernels: list | None = None
+        layer_map: list | None = None
+        blocks: dict | None = None
+        class_weights: list[float] | None = None
+
+    class Asks(transformers.GPT2Model):
+        config_class = Says
+
+        def __init__(self, config):
+            super().__init__(config)
+            blocks = config.blocks
+            self.first = torch.nn.Conv2d(2, 2, *blocks["first"])
+            assert config.rate.split("/") == ["1", "4"] and config.kernels[1] == 5 and len(config.layer_map) == 0
+            assert config.class_weights[1] == 0.0
+
+    monkeypatch.setattr(sys.modules["transformers"], "AsksModel", Asks, raising=False)
+    open_ones = ["rate", "kernels", "layer_map", "blocks", "class_weights"]
+    found = values_that_run(f"transformers:AsksModel[{SMALL}]", open_ones)
+    assert found is not None and 'rate="1/4",kernels=[3,5],layer_map=[],blocks={"first":[1,1,0]}' in found
+    assert found.endswith(",class_weights=[0.0,0.0]]"), "one for each class, as floats"
+
+
 def test_a_cache_that_cannot_be_made_is_turned_off(monkeypatch):
     from simdev.graphs.capture.remedies import no_cache
 

@@ -696,8 +696,7 @@ def _configured(config_class, fields: dict, target: str, read: Callable[[str], b
         owner, key = owner_of(config, path, target)
         if not hasattr(owner, key) and not hasattr(own, key) and not read(key):
             raise UnknownName("field", path, vars(owner), source=target)
-        of_tuple = isinstance(value, list) and isinstance(getattr(owner, key, None), tuple)
-        setattr(owner, key, tuple(value) if of_tuple else value)
+        set_field(owner, key, value)
     keep_layers(config, fields)
     fill_tokens(config)
     make_lists(config)
@@ -705,6 +704,14 @@ def _configured(config_class, fields: dict, target: str, read: Callable[[str], b
     if len(spoken) == 1 and getattr(config, "default_language", spoken) is None:  # there is no other
         config.default_language = spoken[0]
     return config
+
+
+def set_field(config, key: str, value) -> None:
+    """Set a field of a configuration: as a tuple, if it is one. A dictionary for a configuration inside stays what the
+    class has made of it."""
+    old = getattr(config, key, None)
+    if not (isinstance(value, dict) and hasattr(old, "model_type")):
+        setattr(config, key, tuple(value) if isinstance(value, list) and isinstance(old, tuple) else value)
 
 
 def with_derived(config, fields: Mapping[str, Any], make: Callable[[dict], Any]):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import functools
 import importlib
 import importlib.util
 import inspect
+import itertools
 import json
 import linecache
 import math
@@ -33,6 +35,7 @@ from simdev.graphs.capture.packages import (
     owner_of,
     package_step,
     part_of,
+    set_field,
     unset_fields,
     with_derived,
     with_field,
@@ -86,7 +89,8 @@ def fields_that_follow(target: str, error: InvalidInput) -> list[tuple[str, str]
         follows = follows or switch_of_part(target, cause) or empty_dictionary(target, cause)
         follows = follows or elements_of_lists(target) or layers_in_depth(target) or heads_that_divide(target, cause)
         follows = follows or values_that_follow(target, unset_fields(target, cause)) or no_cache(target, cause)
-        return follows or field_of_example(target, cause) or widths_that_fit(target, cause)
+        follows = follows or misspelt_fields(target) or field_of_example(target, cause)
+        return follows or widths_that_fit(target, cause)
     if found := extra_channels(target, error) or factors_of_one(target, error):
         return found
     asked = re.search(r"in brackets, of \w+\[(.*)\]$", error.message)
@@ -237,28 +241,80 @@ def field_of_example(target: str, error: BaseException) -> list[tuple[str, str]]
 def widths_that_fit(target: str, error: BaseException) -> list[tuple[str, str]]:
     """The width of a model's backbone, or the list of its channels, with other numbers, if an ``error`` says that these
     are not as many as a convolution reads and the model's step runs with what it got: the default backbone of a
-    configuration may be another one than its own fields are written for."""
+    configuration may be another one than its own fields are written for. Or all stages of the backbone, if the
+    convolution reads as many channels as these have together."""
     config, given = _config(target)
-    if not hasattr(config, "backbone_config"):
+    parts = {path: part for path, part in _parts_by_prefix(config).items() if hasattr(part, "backbone_config")}
+    if not parts or not _channels_read(error):
         return []
-    fields = {name: value for name, value in vars(config).items() if name == "hidden_size" or "channel_list" in name}
-    for name, value in fields.items():
-        fault: Any = error
-        numbers = value if isinstance(value, list) else [value]
-        for _ in numbers if name not in given else ():
-            off = re.search(r"to have (\d+) channels, but got (\d+) channels", str(cause_of(fault)))
-            if off is None:
+    fields = {
+        path + name: value for path, part in parts.items() for name, value in vars(part).items()
+        if (name == "hidden_size" or re.search("channels?(_list)?$", name)) and path + name not in given
+    }  # fmt: skip
+    declared = _declared_backbone(config, given) if "" in parts else None
+    other = [("backbone_config", json.dumps(declared, separators=(",", ":")))] if declared else []
+    for more, (name, value) in itertools.product([[], other] if other else [[]], fields.items()):
+        fault: Any = _fault(target, more) if more else error
+        if fault is None:
+            return more
+        several = isinstance(value, (list, tuple))
+        numbers = [*value] if several else [value]
+        for _ in numbers if all(isinstance(number, int) for number in numbers) else ():
+            off = _channels_read(cause_of(fault)) if fault is not None else None
+            fits = [number for number in numbers if off and number == off[0]] if several else numbers
+            if not off or not fits:
                 break
-            wide, got = int(off[1]), int(off[2])
-            fits = [number for number in numbers if number == wide or not isinstance(value, list)][:1]
-            if not fits:
-                break
-            numbers = [number + got - wide if number in fits else number for number in numbers]
-            chosen = [(name, json.dumps(numbers if isinstance(value, list) else numbers[0], separators=(",", ":")))]
+            numbers = [number + off[1] - off[0] if number == fits[0] else number for number in numbers]
+            chosen = [*more, (name, json.dumps(numbers if several else numbers[0], separators=(",", ":")))]
             fault = _fault(target, chosen)
             if fault is None:
                 return chosen
+    wide, got = _channels_read(error) or (0, 1)
+    for path, part in parts.items():
+        all_of = [*range(1, len(getattr(part.backbone_config, "stage_names", ())))]
+        chosen = [(f"{path}backbone_config.out_indices", json.dumps(all_of, separators=(",", ":")))]
+        if all_of and wide == len(all_of) * got and chosen[0][0] not in given and _runs(target, chosen):
+            return chosen
     return []
+
+
+def _declared_backbone(config, given: Collection[str]) -> dict | None:
+    """The backbone that the class of a configuration declares, if the default one is of another kind."""
+    spec = getattr(type(config), "sub_configs_defaults", {}).get("backbone_config")
+    kind = getattr(spec, "model_type", None)
+    if not kind or kind == config.backbone_config.model_type or any(name.startswith("backbone_") for name in given):
+        return None
+    return {"model_type": kind, **(getattr(spec, "init_kwargs", None) or {})}
+
+
+def misspelt_fields(target: str) -> list[tuple[str, str]]:
+    """The fields that the class of a configuration means to set in one inside it under a name that is misspelt
+    (``archirecture``), by their right names, if the model's step runs with them."""
+    config, given = _config(target)
+    found = []
+
+    def search(part, path: str) -> None:
+        for key, inside in vars(part).items():
+            if not hasattr(inside, "model_type"):
+                continue
+            spec = getattr(type(part), "sub_configs_defaults", {}).get(key)
+            fields = {name for cls in type(inside).__mro__ for name in vars(cls).get("__annotations__", {})}
+            fields = {name for name in fields if not name.startswith("_")}
+            for name, value in (getattr(spec, "init_kwargs", None) or {}).items():
+                unknown = name not in fields and not hasattr(type(inside), name)
+                meant = difflib.get_close_matches(name, fields, 1, 0.9) if unknown else []
+                if meant and f"{path}{key}.{meant[0]}" not in given:
+                    found.append((f"{path}{key}.{meant[0]}", json.dumps(value, separators=(",", ":"))))
+            search(inside, f"{path}{key}.")
+
+    search(config, "")
+    return found if found and _runs(target, found) else []
+
+
+def _channels_read(error: BaseException) -> tuple[int, int] | None:
+    """How many channels a convolution reads and how many it got, if an ``error`` says that these differ."""
+    off = re.search(r"to have (\d+) channels, but got (\d+) channels", str(error))
+    return (int(off[1]), int(off[2])) if off else None
 
 
 def elements_of_lists(target: str) -> list[tuple[str, str]]:
@@ -266,8 +322,7 @@ def elements_of_lists(target: str) -> list[tuple[str, str]]:
     (the closest to one first) and with the fields that its class computes of it, if the model's step runs so."""
     config, given = _config(target)
     for name, value in vars(config).items():
-        part = re.search(rf"^ *{name} \(`.*?(?=^ *\w+ \(`|\Z)", type(config).__doc__ or "", re.MULTILINE | re.DOTALL)
-        supported = re.search(r"[Ss]upported values are ([\d., and]+)", part[0]) if part else None
+        supported = re.search(r"[Ss]upported values are ([\d., and]+)", _entry(config, name))
         if value not in ([], ()) or name in given or not supported:
             continue
         for number in sorted(map(float, re.findall(r"\d+(?:\.\d+)?", supported[1])), key=lambda found: abs(found - 1)):
@@ -469,12 +524,14 @@ def values_that_run(target: str, unset: list[str]) -> str | None:
     lists = [field.rpartition(".")[0] for field in unset if field.endswith("layer_types")]
     # A model of two layers has a list that can be typed.
     unset = [*(f"{before}.num_hidden_layers".lstrip(".") for before in dict.fromkeys(lists)), *unset]
-    for size in (64, 1):
+    said = [field for field in unset if _documented_value(*owner_of(config, field, target)) is not None]
+    for by_documentation, size in itertools.product((True, False) if said else (True,), (64, 1)):
         values: dict[str, Any] = {
             "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2, r"\w*layer_types": [],
             r"\w*(rate|dropout)": 0.0,
             r"\w*(local|routed|num)_experts": 8, r"\w*channels": [size], r"\w*kernel_sizes": [3],
-            r"\w*(size|dim)": size, r"\w+": 1,
+            r"\w*(size|dim)": size, r"\w*scale_factor_list": [1, 2, 4, 8],
+            r"class_\w+": [0] * config.num_labels,
         }  # fmt: skip
         chosen: dict[str, Any] = {}
         more = unset
@@ -484,15 +541,55 @@ def values_that_run(target: str, unset: list[str]) -> str | None:
                 kinds = [kind for kind in values if re.fullmatch(kind, name)]
                 if declared_type(owner, name):
                     kinds = [kind for kind in kinds if isinstance(values[kind], list) == is_list(owner, name)]
-                chosen[field] = False if is_switch(owner, name) else values[(*kinds, r"\w+")[0]]
+                usual = values[kinds[0]] if kinds else [] if is_list(owner, name) else 1
+                chosen[field] = False if is_switch(owner, name) else usual
+                if "float" in declared_type(owner, name) and isinstance(chosen[field], list):
+                    chosen[field] = [float(number) for number in chosen[field]]
                 if chosen[field] == []:
                     chosen[field] = 2 * _kinds_compared(target, name)[:1]
+                found = _documented_value(owner, name) if by_documentation else None
+                found = found or _entries_read(target, owner, name)
+                found = _declared_backbone(config, ()) if field == "backbone_config" else found
+                chosen[field] = found or chosen[field]
             fields = [(field, json.dumps(value, separators=(",", ":"))) for field, value in chosen.items()]
             fault = _fault(target, fields)
             if fault is None:
                 return _with(target, fields)
-            more = [field for field in open_fields(_with(target, fields), cause_of(fault)) if field not in chosen]
+            cause, whole = cause_of(fault), _with(target, fields)
+            if fits := widths_that_fit(whole, cause):
+                return _with(whole, fits)
+            more = [field for field in open_fields(whole, cause) if field not in chosen]
+            if not more and _channels_read(cause) and "backbone_config" not in chosen:
+                more = ["backbone_config"] if _declared_backbone(config, chosen) else []
     return None
+
+
+def _documented_value(config, name: str) -> Any:
+    """The default that the documentation of a configuration gives to a field, or the example of a text (``e.g.
+    `"1/4"```); None without one."""
+    part = _entry(config, name)
+    shown = re.search(r"defaults to `([^`]+)`\)", part) or re.search(r"e\.g\. `([\"'][^`]+)`", part)
+    try:
+        return ast.literal_eval(shown[1]) if shown else None
+    except (SyntaxError, ValueError):  # words
+        return None
+
+
+def _entry(config, name: str) -> str:
+    """What the documentation of a configuration says of a field."""
+    said = re.search(rf"^ *{name} \(`.*?(?=^ *\w+ \(`|\Z)", type(config).__doc__ or "", re.MULTILINE | re.DOTALL)
+    return said[0] if said else ""
+
+
+def _entries_read(target: str, config, name: str) -> dict | None:
+    """A dictionary with the entries that a model's code unpacks as the kernel, the stride and the padding of
+    convolutions (``nn.Conv2d(8, 8, *name["key"])``), which keep the size of an image; None for another field."""
+    match = TARGET.fullmatch(target)
+    assert match is not None
+    code = inspect.getsource(sys.modules[getattr(sys.modules["transformers"], match["model"]).__module__])
+    if not declared_type(config, name).startswith("dict") or f"*{name}[" not in code:
+        return None
+    return {key: [1, 1, 0] for key in re.findall(rf"\b{name}\[[\"'](\w+)[\"']\]", code)}
 
 
 def _kinds_compared(target: str, name: str) -> list[str]:
@@ -531,5 +628,5 @@ def _config(target: str) -> tuple[Any, dict]:
     config = with_derived(make(), given, lambda own: make(**own))
     for path, value in given.items():
         owner, key = owner_of(config, path, target)
-        setattr(owner, key, value)
+        set_field(owner, key, value)
     return config, given

@@ -441,6 +441,57 @@ def test_an_open_field_has_its_documented_value_or_entries_of_the_kind_that_the_
     assert found.endswith(",class_weights=[0.0,0.0]]"), "one for each class, as floats"
 
 
+def WrongLoss(logits, labels, vocab_size):
+    return logits.mean()
+
+
+def test_a_loss_that_the_package_calls_in_a_wrong_way_is_left_out(monkeypatch):
+    from simdev.graphs.capture import capture_package
+
+    class Wrong(transformers.GPT2LMHeadModel):
+        def forward(self, input_ids, labels=None):
+            found = super().forward(input_ids)
+            return WrongLoss(logits=found.logits, labels=labels) if labels is not None else found
+
+    monkeypatch.setattr(sys.modules["transformers"], "WrongLMHeadModel", Wrong, raising=False)
+    graph = capture_package(f"transformers:WrongLMHeadModel[{SMALL}]", length=8)
+    assert graph.meta["inputs_from"].endswith(", without labels, which the package's loss does not take")
+
+
+def test_a_model_that_cannot_train_is_refused_in_one_sentence(monkeypatch):
+    from simdev.errors import InvalidInput
+    from simdev.graphs.capture import capture_package
+
+    class Infers(transformers.GPT2Model):
+        @torch.inference_mode()
+        def forward(self, input_ids):
+            return super().forward(input_ids)
+
+    class Invalid(transformers.GPT2Config):
+        def __post_init__(self, **kwargs):
+            raise ValueError("size must be 0")
+
+    class Built(transformers.GPT2Model):
+        config_class = Invalid
+
+    class Asks(transformers.GPT2PreTrainedModel):
+        def __init__(self, config):
+            super().__init__(config)
+            self.transformer = transformers.GPT2Model(config)
+
+        def forward(self, input_ids):
+            return self.transformer(input_ids).image_outputs
+
+    for name, model, says in (
+        ("InfersModel", Infers, "runs in inference mode, without gradients: capture it with --mode inference"),
+        ("BuiltModel", Built, r"Invalid\(\) fails with its own defaults \(size must be 0\); write a function"),
+        ("AsksModel", Asks, r"fails in its own code \(.*\); install another version, or capture .*: GPT2Model$"),
+    ):
+        monkeypatch.setattr(sys.modules["transformers"], name, model, raising=False)
+        with pytest.raises(InvalidInput, match=says):
+            capture_package(f"transformers:{name}" + (f"[{SMALL}]" if model is not Built else ""), length=8)
+
+
 def test_a_cache_that_cannot_be_made_is_turned_off(monkeypatch):
     from simdev.graphs.capture.remedies import no_cache
 

@@ -161,7 +161,7 @@ def capture_package(
     captured again with them, one whose default configuration fails with the fields that its error asks for, or with
     small values of those that are open. The graph's meta (``source``, ``inputs_from``) and its name say so."""
     need_torch()
-    from simdev.graphs.capture.packages import needed_arguments, package_step, whole_layers, with_field
+    from simdev.graphs.capture.packages import FINAL, needed_arguments, package_step, whole_layers, with_field
 
     try:
         build, own_name, meta = package_step(target, **choices)
@@ -172,6 +172,8 @@ def capture_package(
     try:
         graph = _captured(build, name or own_name, meta, target, None, allow_empty)
     except InvalidInput as error:
+        if error.field == FINAL:
+            raise InvalidInput(error.message, source=error.source) from error
         tried = choices.get("optional", ())
         counted = choices.get("length") or any(item.startswith("length[") for item in tried)
         needed = [item for item in needed_arguments(error) if item not in tried]

@@ -22,12 +22,21 @@ from typing import Any
 from simdev.errors import InvalidInput, UnknownName, Unsupported
 from simdev.graphs.capture.diffusion_inputs import diffusion_inputs, only_tiled
 from simdev.graphs.capture.documented_inputs import with_shape
-from simdev.graphs.capture.transformers_inputs import GIVE, hf_inputs, hf_labels, ops_of, parts_of, text_config
+from simdev.graphs.capture.transformers_inputs import (
+    GIVE,
+    NO_LABELS,
+    hf_inputs,
+    hf_labels,
+    ops_of,
+    parts_of,
+    text_config,
+)
 from simdev.graphs.capture.vision_ops import define_missing_operators
 from simdev.graphs.workload import InferenceStep, Step, TrainingStep
 from simdev.user_file import import_file, neighbours
 
 PACKAGES = ("timm", "torchvision", "transformers", "diffusers")
+FINAL = "model"  # the field of a refusal that no other fields or inputs would help
 MODES = ("train", "inference", "prefill", "decode")
 DEPTHS = ("num_hidden_layers", "num_layers", "depth")  # fields for the number of layers
 TARGET = re.compile(r"(?P<package>\w+):(?P<model>[\w./-]+)(\[(?P<fields>.*)\])?")
@@ -80,6 +89,7 @@ def package_step(
     build = make(target, model, given_fields(match["fields"], target), mode, batch, length, given)
     changed = "".join(f"-{value}" for value in (mode if mode != "train" else None, match["fields"]) if value)
     source = f"those of {inputs}" if inputs else "made up, by the configuration where it gives sizes"
+    source += ", without labels, which the package's loss does not take" if NO_LABELS in optional else ""
     meta = {"source": target, "mode": mode, "batch": batch, "inputs_from": source}
     return build, f"{model}{changed}", meta | ({"optional_inputs": list(optional)} if optional else {})
 
@@ -379,10 +389,12 @@ def _call(model, inputs: dict):
         return model(**inputs)
     except (AttributeError, TypeError) as error:
         _check_parts(model, error)
+        _check_package(model, error)
         if "labels" in inputs and re.match(r"\w*Loss\(\) (missing|got)", str(error)):
-            raise InvalidInput(
+            raise NeedsArguments(
                 f"running its step failed ({error}), in a loss that does not fit it: capture it with --mode inference, "
-                f"or {GIVE}"
+                f"or {GIVE}",
+                [NO_LABELS],
             ) from error
         left_out = _left_out(model, inputs)
         asked = re.search("must be (given|passed|provided|specified)", str(error))
@@ -523,6 +535,22 @@ def _check_parts(model, error: Exception) -> None:
         ) from error
 
 
+def _check_package(model, error: Exception) -> None:
+    """Raise :class:`InvalidInput` if the code of transformers asks an output of its own models for a field that this
+    does not have, whatever the inputs are."""
+    transformers = sys.modules.get("transformers")
+    if transformers is None or not isinstance(error, AttributeError):
+        return
+    if not isinstance(error.obj, transformers.utils.ModelOutput):
+        return
+    parts = [type(part).__name__ for part in model.children() if _has_forward(type(part).__name__)]
+    others = f", or capture a part of the model: {', '.join(parts)}" if parts else ""
+    raise InvalidInput(
+        f"transformers {transformers.__version__} fails in its own code ({error}); install another version{others}",
+        field=FINAL,
+    ) from error
+
+
 # Images --------------------------------------------------------------------------------------------------------
 
 
@@ -649,6 +677,12 @@ def _transformers(target, name, fields, mode, batch, length, given, optional=())
         parts = [part for part in vars(sys.modules[cls.__module__]) if _has_forward(part)]
         others = f"; capture one of {', '.join(parts)}" if parts else ""
         raise InvalidInput(f"has no forward pass of its own{others}", source=target)
+    if mode == "train" and inspect.getsource(cls.forward).lstrip().startswith("@torch.inference_mode()"):
+        raise InvalidInput(
+            "its forward pass runs in inference mode, without gradients: capture it with --mode inference, and with "
+            "inputs of a function by --inputs FILE.py:FUNCTION",
+            source=target,
+        )
     config_class = cls.config_class
 
     def read(field: str) -> bool:
@@ -683,7 +717,15 @@ def _transformers(target, name, fields, mode, batch, length, given, optional=())
 def _configured(config_class, fields: dict, target: str, read: Callable[[str], bool]):
     """The default configuration of a class with the given ``fields``, of which a model may also ``read`` those that the
     configuration does not name, and with what it leaves open and another field decides."""
-    config, given = config_class(), dict(fields)
+    try:
+        config, given = config_class(), dict(fields)
+    except Exception as error:  # of the class's own checks
+        raise InvalidInput(
+            f"{config_class.__name__}() fails with its own defaults ({cause_of(error)}); write a function that returns "
+            "the training step of a model with valid ones, and capture FILE.py:FUNCTION",
+            source=target,
+            field=FINAL,
+        ) from error
     if getattr(config, "prediction_length", 1) is None:  # of a time series; the context is as long
         given = {"prediction_length": 24, **given}
         config = config_class(prediction_length=24)

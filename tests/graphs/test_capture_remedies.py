@@ -492,6 +492,32 @@ def test_a_model_that_cannot_train_is_refused_in_one_sentence(monkeypatch):
             capture_package(f"transformers:{name}" + (f"[{SMALL}]" if model is not Built else ""), length=8)
 
 
+def test_a_model_with_an_open_field_that_is_too_large_is_refused_for_its_size(monkeypatch):
+    from simdev.errors import InvalidInput
+    from simdev.graphs.capture import capture_package
+    from simdev.graphs.capture import run as runs
+
+    class Slides(transformers.GPT2Config):
+        sliding_window: int | None = None
+
+    class Depends(transformers.GPT2Model):
+        config_class = Slides
+
+        def __init__(self, config):
+            super().__init__(config)
+            if config.sliding_window != 512:
+                raise ValueError("`sliding_window` is not set")
+
+        def forward(self, input_ids):
+            found = super().forward(input_ids).last_hidden_state
+            return found[found.sum(-1) > 0]
+
+    monkeypatch.setattr(sys.modules["transformers"], "DependsModel", Depends, raising=False)
+    monkeypatch.setattr(runs, "MOST_REAL_BYTES", 1000)
+    with pytest.raises(InvalidInput, match=r"sliding_window=512\]: .*capture a smaller model"):
+        capture_package(f"transformers:DependsModel[{SMALL}]", length=8)
+
+
 def test_a_cache_that_cannot_be_made_is_turned_off(monkeypatch):
     from simdev.graphs.capture.remedies import no_cache
 

@@ -195,8 +195,8 @@ def capture_package(
             raise refusal from error
         try:
             graph = capture_package(example, name=name, allow_empty=allow_empty, unroll=unroll, **choices)
-        except (InvalidInput, Unsupported):
-            raise refusal from error
+        except (InvalidInput, Unsupported) as other:
+            raise (other if "smaller model" in str(other) else refusal) from error
         graph.meta["inputs_from"] += (
             f" (without more fields its step does not run; it has {_more_fields(target, example)}, which is made up)"
         )

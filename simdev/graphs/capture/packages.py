@@ -215,13 +215,14 @@ def smaller_model(target: str, most_bytes: int) -> str | None:
     kinds = [value for key, value in vars(config).items() if key.endswith("layer_types") and isinstance(value, list)]
     sparse = [size for key, size in sizes.items() if key.endswith("sparse_step")]  # each of so many layers has experts
     layers = max([2, *sparse, *(1 + max(map(of.index, of)) for of in kinds if of)])
-    narrower = [key for key in sizes if re.fullmatch(r"hidden_size|d_model|(moe_)?intermediate_size|\w+_ffn_dim", key)]
+    widths = re.compile(r"(\w*ffn_)?hidden_size|d_model|(moe_)?intermediate_size|\w+_ffn_dim")
+    narrower = [key for key in sizes if widths.fullmatch(key)]
     steps = [
         {key: layers for key in (*DEPTHS, "decoder_layers") if key in sizes},
         {"vocab_size": 8000}
         | {key: 8000 for key in sizes if key.endswith("_vocab")}  # of hashed words
         | ({"pad_token_id": 0} if (sizes.get("pad_token_id") or 0) >= 8000 else {}),
-        {key: 32 for key in sizes if re.fullmatch(r"(\w+_)?experts", key)},
+        {key: 32 for key in sizes if re.fullmatch(r"(\w+_)?(experts|expert_num)", key)},
         {key: sizes[key] // 4 for key in narrower},
         depths,
     ]

@@ -517,7 +517,9 @@ def _that_go_with(cls, chosen: dict, given: Collection[str]) -> dict:
 
 def values_that_run(target: str, unset: list[str]) -> str | None:
     """The id of a model of transformers with small values for the fields that its configuration leaves open, with which
-    its step runs; None if it does not."""
+    its step runs, or does but for the size of the model; None if it does not."""
+    from simdev.graphs.capture.run import ON_VALUES
+
     config, _ = _config(target)
     if not unset or config is None:
         return None
@@ -530,7 +532,7 @@ def values_that_run(target: str, unset: list[str]) -> str | None:
             "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2, r"\w*layer_types": [],
             r"\w*(rate|dropout)": 0.0,
             r"\w*(local|routed|num)_experts": 8, r"\w*channels": [size], r"\w*kernel_sizes": [3],
-            r"\w*(size|dim)": size, r"\w*scale_factor_list": [1, 2, 4, 8],
+            r"\w*(size|dim)": size, r"\w*scale_factor_list": [1, 2, 4, 8], r"\w*window": 512,
             r"class_\w+": [0] * config.num_labels,
         }  # fmt: skip
         chosen: dict[str, Any] = {}
@@ -553,7 +555,7 @@ def values_that_run(target: str, unset: list[str]) -> str | None:
                 chosen[field] = found or chosen[field]
             fields = [(field, json.dumps(value, separators=(",", ":"))) for field, value in chosen.items()]
             fault = _fault(target, fields)
-            if fault is None:
+            if fault is None or isinstance(fault, ON_VALUES):  # of which a smaller model is captured
                 return _with(target, fields)
             cause, whole = cause_of(fault), _with(target, fields)
             if fits := widths_that_fit(whole, cause):

@@ -305,6 +305,22 @@ def test_frames_that_a_text_stands_for_have_features_as_labels():
     assert (ids[:, 4] == 7).all() and (ids[:, 5:] == 8).all() and not ((ids[:, :4] == 7) | (ids[:, :4] == 8)).any()
 
 
+def test_a_spectrogram_beside_its_wave_is_as_long():
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture.transformers_inputs import hf_inputs
+
+    class Hears(torch.nn.Module):
+        main_input_name = "input_values"
+        config = transformers.PretrainedConfig(hop_length=320, feature_size=6)
+
+        def forward(self, input_values, input_features):
+            frames = input_values.shape[-1] // 320
+            return torch.cat([input_features.transpose(1, 2), torch.zeros(len(input_values), 1, frames)], dim=1)
+
+    made = hf_inputs(Hears(), Hears.config, 2, None)
+    assert made["input_values"].shape[-1] == 16_000 and made["input_features"].shape == (2, 50, 6)
+
+
 def test_features_are_as_wide_as_a_convolution_behind_its_padding_reads():
     from simdev.graphs.capture.transformers_inputs import _features
 

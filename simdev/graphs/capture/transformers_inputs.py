@@ -308,6 +308,9 @@ def _spectrograms(model, config, spectrum: str, named: Collection[str], count: i
     known = [(name, getattr(part, name)) for part in parts_of(config) for name in names if hasattr(part, name)]
     bins = dict.fromkeys((*(size for _, size in known if isinstance(size, int)), 80, 128, _entrance(model)))
     frames = min(2 * getattr(config, "max_source_positions", 500), 3000)
+    hop = getattr(config, "hop_length", None)
+    if "input_values" in named and isinstance(hop, int):  # of the same sound as a wave
+        frames = WAVE // hop
     shapes: list[tuple[int, ...]] = [shape for size in bins for shape in ((size, frames), (frames, size))]
     if known and known[0][0] in frames_first:
         shapes[:2] = shapes[1::-1]

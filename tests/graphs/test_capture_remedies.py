@@ -441,6 +441,28 @@ def test_an_open_field_has_its_documented_value_or_entries_of_the_kind_that_the_
     assert found.endswith(",class_weights=[0.0,0.0]]"), "one for each class, as floats"
 
 
+def test_a_width_that_is_read_of_a_model_of_timm_is_that_of_a_vision_transformer(monkeypatch):
+    from simdev.graphs.capture.remedies import values_that_run
+
+    class Wraps(transformers.GPT2Config):
+        architecture: str = "resnet50"
+        model_args: dict | None = None
+
+    class Embeds(transformers.GPT2Model):
+        config_class = Wraps
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.proj = torch.nn.Linear(config.model_args["embed_dim"], 4)
+            if config.architecture == "resnet50":
+                raise TypeError("ResNet.__init__() got an unexpected keyword argument 'embed_dim'")
+
+    monkeypatch.setattr(sys.modules["transformers"], "EmbedsModel", Embeds, raising=False)
+    found = values_that_run(f"transformers:EmbedsModel[{SMALL}]", ["model_args"])
+    assert found is not None
+    assert found.endswith(',model_args={"embed_dim":192},architecture="vit_tiny_patch16_224"]')
+
+
 def WrongLoss(logits, labels, vocab_size):
     return logits.mean()
 

@@ -43,6 +43,7 @@ from simdev.graphs.capture.packages import (
 from simdev.graphs.capture.transformers_inputs import text_config
 from simdev.graphs.workload import TrainingStep
 
+SMALL_TIMM = ("vit_tiny_patch16_224", 192)  # a vision transformer of timm and its width
 HEADS = ("num_attention_heads", "attention_head_dim")  # of diffusers
 
 
@@ -533,7 +534,7 @@ def values_that_run(target: str, unset: list[str]) -> str | None:
             r"\w*(rate|dropout)": 0.0,
             r"\w*(local|routed|num)_experts": 8, r"\w*channels": [size], r"\w*kernel_sizes": [3],
             r"\w*(size|dim)": size, r"\w*scale_factor_list": [1, 2, 4, 8], r"\w*window": 512,
-            r"class_\w+": [0] * config.num_labels,
+            r"class_\w+": [0] * config.num_labels, "architecture": SMALL_TIMM[0],
         }  # fmt: skip
         chosen: dict[str, Any] = {}
         more = unset
@@ -563,18 +564,22 @@ def values_that_run(target: str, unset: list[str]) -> str | None:
             more = [field for field in open_fields(whole, cause) if field not in chosen]
             if not more and _channels_read(cause) and "backbone_config" not in chosen:
                 more = ["backbone_config"] if _declared_backbone(config, chosen) else []
+            names = [field.replace("model_args", "architecture") for field in chosen if field.endswith("model_args")]
+            if not more and "unexpected keyword argument" in str(cause):  # which vision transformers take
+                more = [name for name in names if name not in chosen]
     return None
 
 
 def _documented_value(config, name: str) -> Any:
-    """The default that the documentation of a configuration gives to a field, or the example of a text (``e.g.
-    `"1/4"```); None without one."""
+    """The default that the documentation of a configuration gives to a field that has another value, or the example of
+    a text (``e.g. `"1/4"```); None without one."""
     part = _entry(config, name)
     shown = re.search(r"defaults to `([^`]+)`\)", part) or re.search(r"e\.g\. `([\"'][^`]+)`", part)
     try:
-        return ast.literal_eval(shown[1]) if shown else None
+        value = ast.literal_eval(shown[1]) if shown else None
     except (SyntaxError, ValueError):  # words
         return None
+    return value if value != getattr(config, name, None) else None
 
 
 def _entry(config, name: str) -> str:
@@ -585,13 +590,17 @@ def _entry(config, name: str) -> str:
 
 def _entries_read(target: str, config, name: str) -> dict | None:
     """A dictionary with the entries that a model's code unpacks as the kernel, the stride and the padding of
-    convolutions (``nn.Conv2d(8, 8, *name["key"])``), which keep the size of an image; None for another field."""
+    convolutions (``nn.Conv2d(8, 8, *name["key"])``), which keep the size of an image, or reads as the width of a model
+    of timm; None for another field."""
     match = TARGET.fullmatch(target)
     assert match is not None
     code = inspect.getsource(sys.modules[getattr(sys.modules["transformers"], match["model"]).__module__])
-    if not declared_type(config, name).startswith("dict") or f"*{name}[" not in code:
+    keys = re.findall(rf"\b{name}\[[\"'](\w+)[\"']\]", code)
+    if not declared_type(config, name).startswith("dict"):
         return None
-    return {key: [1, 1, 0] for key in re.findall(rf"\b{name}\[[\"'](\w+)[\"']\]", code)}
+    if f"*{name}[" in code:
+        return {key: [1, 1, 0] for key in keys}
+    return dict.fromkeys(keys, SMALL_TIMM[1]) if name == "model_args" and {*keys} == {"embed_dim"} else None
 
 
 def _kinds_compared(target: str, name: str) -> list[str]:

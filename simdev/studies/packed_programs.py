@@ -26,6 +26,7 @@ from typing import Any
 from simdev.errors import InvalidInput, UnknownName
 from simdev.files import open_zip, replacing
 from simdev.graphs.parallel_model import ParallelModel, Part
+from simdev.graphs.selective import READ, SELECTIVE
 from simdev.parallel.capture import kept
 from simdev.parallel.capture.resize import LARGE, SMALL
 from simdev.parallel.capture.stage import (
@@ -227,8 +228,9 @@ def _listed(values: Sequence[object]) -> str:
 
 def stages(model: ParallelModel, parameters: dict, packing: Packing) -> Iterator[Callable[[], Found]]:
     """What captures one stage of a model: its programs by place, as text, and by how many ranks FSDP divides it."""
+    as_compiled = (READ,) if model.selective and SELECTIVE in packing.recompute else ()
     for tensor in packing.tensor:
-        for recompute in packing.recompute:
+        for recompute in (*packing.recompute, *as_compiled):
             for microbatch in packing.microbatch:
                 given = {**parameters, "microbatch": microbatch, "recompute": recompute}
                 mesh = _inner(packing, tensor)

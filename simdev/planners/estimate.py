@@ -372,7 +372,7 @@ def captures_are_kept(job: Job, choice: Choice) -> bool:
     plan = job.plan(choice)
     own = [one_stage(plan, stage) for stage in range(plan.stages)] if plan.stage_meshes else [plan]
     for one in own:
-        parameters = tuple(sorted((name, value) for name, value in one.parameters.items() if name != "layers"))
+        parameters = tuple(sorted((name, value) for name, value in one.parameters_of(0).items() if name != "layers"))
         parts = dict.fromkeys(few for part in _few(job, one.parameters) for few in few_captures(part))
         if not all(is_kept(one.model, parameters, small_mesh(one.mesh), few, STEP) for few in parts):
             return False
@@ -380,7 +380,7 @@ def captures_are_kept(job: Job, choice: Choice) -> bool:
 
 
 def _captured(shared: SharedByPlans, plan: Plan, mesh: Mesh, part: Part, microbatch: int) -> StageProgram:
-    known, parameters = shared.known, {**plan.parameters, "layers": part.layers, "microbatch": microbatch}
+    known, parameters = shared.known, {**plan.parameters_of(0), "layers": part.layers, "microbatch": microbatch}
     key = "few", part, mesh, tuple(sorted(parameters.items()))
     if key not in known:
         known[key] = capture_stage(plan.model, parameters, mesh, part)

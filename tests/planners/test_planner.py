@@ -17,14 +17,15 @@ import numpy as np
 import pytest
 
 from simdev.errors import BudgetExhausted, InvalidInput, UnknownName, Unsupported
-from simdev.parallel import Mesh, load_cluster
+from simdev.parallel import Mesh, find_model, load_cluster
 from simdev.parallel.capture import kept
 from simdev.parallel.orders import pipeline_order
 from simdev.planners import Choice, Evaluator, Outcome, PlanBudget, PlannerSpec, evaluate, find_planner, planners, prove
 from simdev.planners.bounds import ONE_STAGE, PRECISION, job_bound_ns, small_mesh
+from simdev.planners.estimate import estimated_bytes
 from simdev.planners.evaluate import WorkersLost, extrapolated
 from simdev.planners.figures import demand, other_sizes
-from simdev.planners.job import choice_from
+from simdev.planners.job import Job, choice_from
 from simdev.planners.plan_file import load_plan, make_job
 from simdev.planners.stage_bounds import any_plan_bound_ns, stage_options
 from simdev.planners.testing import check_planner
@@ -315,6 +316,17 @@ def test_many_microbatches_are_extrapolated_to_the_nanosecond(sizes, framework, 
     guess, exact = evaluator.outcome(choice, exact=False), evaluator.outcome(choice)
     assert (guess.step_ns, guess.compute_ns, guess.peak_bytes) == (exact.step_ns, exact.compute_ns, exact.peak_bytes)
     assert guess.exposed_ns == pytest.approx(exact.exposed_ns, abs=0.01 * exact.step_ns)
+
+
+def test_an_estimate_counts_what_a_compiled_layer_keeps():
+    pytest.importorskip("torch")
+    model, parameters = find_model("llama3-8b[layers=4]")
+    choice, saved = Choice(Mesh({"dp_shard": 8}), 1, "selective"), []
+    for framework in ("eager", "compiled"):
+        job = Job(model, parameters, load_cluster("dgx-h100"), 8, ranks=8, framework=framework, microbatches=(1,))
+        evaluator = Evaluator(job)
+        saved.append([estimated_bytes(evaluator, choice), *evaluator.outcome(choice, always=True).peak_bytes])
+    assert len({*np.subtract(*saved).tolist()}) == 1 and saved[1][0] < saved[0][0]
 
 
 def test_a_step_that_was_simulated_whole_is_not_simulated_again(tiny_job, monkeypatch):

@@ -22,6 +22,7 @@ from simdev.problem.problem import Problem
 TIMES = 400  # parts of the longest path: ops of one group that could start in the same part are merged
 FEWER = 1.25  # times as many ops as the smaller problem has the graph, or it is not searched
 RECURRENT = 5.0  # units of a group, on average, from which on a graph is shortened and not merged
+SETS = 1 / 3  # of the moves are made where the network was shortened: its units are a few hundred sets
 PARTS = 8 / 3  # the smaller problem gets one part in so many of the seconds that are left
 
 
@@ -30,7 +31,7 @@ PARTS = 8 / 3  # the smaller problem gets one part in so many of the seconds tha
     version=3,
     family="search",
     searches=True,
-    defaults={"moves": 30},
+    defaults={"moves": 90},
     source="multilevel partitioning: Karypis, Kumar, SIAM Journal on Scientific Computing 20(1), 1998; the refinement "
     "is late acceptance hill climbing: Burke, Bykov, European Journal of Operational Research 258(1), 2017",
 )
@@ -41,11 +42,11 @@ def multilevel(problem, *, rng, budget, moves):
        first, and stay where the step is shorter. This begins with the best of the constructive placements, and takes a
        sixth of the budget at most.
     2. A smaller problem is searched in the same way, and then by ``late-acceptance``, with ``moves`` simulations in all
-       for each evaluation that the budget has left; if the budget has seconds, in at most three eighths of those. In a
-       recurrent network it is a network of fewer time steps (:mod:`simdev.baselines._shortened`). Elsewhere ops are
-       merged that belong to the same layer, do the same work there, and could start at about the same time if nothing
-       had to wait for a device. An op of the smaller problem begins on the device of most of the work that it stands
-       for.
+       for each evaluation that the budget has left; if the budget has seconds, in at most three eighths of those. For a
+       recurrent network it is a network of fewer time steps (:mod:`simdev.baselines._shortened`), and a third as many
+       simulations. Elsewhere ops are merged that belong to the same layer, do the same work there, and could start at
+       about the same time if nothing had to wait for a device. An op of the smaller problem begins on the device of
+       most of the work that it stands for.
     3. Modules and groups move again, and ``late-acceptance`` spends what is left of the budget on the graph, from the
        best placement so far.
 
@@ -64,8 +65,8 @@ def multilevel(problem, *, rng, budget, moves):
     begin = _by_modules(problem, budget, *begin)
     smaller = _smaller(problem) if is_compiled(problem, budget) else None
     if smaller is not None:
-        other, numbers = smaller
-        apart = budget.apart(other, moves * budget.left, PARTS)
+        other, numbers, share = smaller
+        apart = budget.apart(other, moves * share * budget.left, PARTS)
         start = best_start(other, apart, (_on_smaller(problem, other, numbers, one) for one in (begin[1], *given)))
         if start is not None:
             found = LateWalk(other, apart, rng, *_by_modules(other, apart, *start)).run()
@@ -91,13 +92,13 @@ def _by_modules(problem: Problem, budget: Budget, score: Score, begin: Placement
     return score, Placement(devices[problem.graph.unit_of_op], begin.priority)
 
 
-def _smaller(problem: Problem) -> tuple[Problem, np.ndarray] | None:
-    """A problem of fewer ops, and int ``(n,)``: the op in it that stands for each op; None if it would hardly have
-    fewer."""
+def _smaller(problem: Problem) -> tuple[Problem, np.ndarray, float] | None:
+    """A problem of fewer ops, int ``(n,)``: the op in it that stands for each op, and its share of ``moves``; None if
+    it would hardly have fewer."""
     group = groups(problem, rank_of_unit(problem))[0]
     recurrent = problem.graph.n_units >= RECURRENT * (int(group.max()) + 1)
-    found = shortened(problem) if recurrent else _merged(problem, group)
-    return found if problem.graph.n_ops >= FEWER * found[0].graph.n_ops else None
+    other, numbers = shortened(problem) if recurrent else _merged(problem, group)
+    return (other, numbers, SETS if recurrent else 1.0) if problem.graph.n_ops >= FEWER * other.graph.n_ops else None
 
 
 def _merged(problem: Problem, group: np.ndarray) -> tuple[Problem, np.ndarray]:

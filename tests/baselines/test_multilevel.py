@@ -38,7 +38,7 @@ def test_merged_graphs_save_evaluations(order):
 
 def test_a_placement_of_the_merged_graph_means_the_same_on_the_graph():
     problem = Problem.build("amoebanet-d-small", "k80x4")
-    merged, numbers = module._smaller(problem)
+    merged, numbers, _ = module._smaller(problem)
     assert int(numbers.max()) + 1 == merged.graph.n_ops <= problem.graph.n_ops / module.FEWER
     one = Placement(np.full(problem.graph.n_ops, problem.topology.accelerators[0], np.int32))
     coarse = module._on_smaller(problem, merged, numbers, one)

@@ -374,6 +374,42 @@ def test_a_backbone_of_another_kind_than_is_declared_makes_way_for_it(monkeypatc
     assert made.backbone_config.hidden_sizes == [5], "the class makes a configuration of the dictionary"
 
 
+def test_a_width_follows_what_a_product_reads_of_several_neighbours(monkeypatch):
+    from simdev.graphs.capture.remedies import width_of_product
+
+    class Neighbours(transformers.PreTrainedConfig):
+        model_type = "neighbours"
+        hidden_size: int = 16
+        other_size: int = 7
+        joined_size: int = 72  # of four neighbours, in a model that is wider
+
+    class Joined(transformers.PreTrainedModel):
+        config_class, main_input_name = Neighbours, "pixel_values"
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.patches = torch.nn.Conv2d(3, config.hidden_size, 16, 16)
+            self.join = torch.nn.Linear(config.joined_size, 5)
+
+        def forward(self, pixel_values):
+            return self.join(self.patches(pixel_values).flatten(2).transpose(1, 2).reshape(len(pixel_values), -1, 64))
+
+    class Wide(Joined):
+        def forward(self, pixel_values):
+            made = self.patches(pixel_values).flatten(2).transpose(1, 2)
+            return self.join(made.reshape(len(pixel_values), -1, 4 * self.config.hidden_size))
+
+    error = RuntimeError("a and b must have same reduction dim, but got [196, 64] X [72, 5].")
+
+    def found(cls, fields=""):
+        monkeypatch.setattr(sys.modules["transformers"], "NearModel", cls, raising=False)  # a try takes it away again
+        return width_of_product(f"transformers:NearModel{fields}", error)
+
+    assert found(Wide) == [("hidden_size", "18")]
+    assert found(Wide, "[hidden_size=16]") == [], "it was given"
+    assert found(Joined) == [], "it does not run so"
+
+
 def test_a_declared_field_with_a_misspelt_name_is_set_by_its_right_one(monkeypatch):
     from simdev.graphs.capture.remedies import misspelt_fields
 

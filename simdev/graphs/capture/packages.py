@@ -218,7 +218,8 @@ def smaller_model(target: str, most_bytes: int) -> str | None:
     widths = re.compile(r"(\w*ffn_)?hidden_size|d_model|(moe_)?intermediate_size|\w+_ffn_dim")
     narrower = [key for key in sizes if widths.fullmatch(key)]
     steps = [
-        {key: layers for key in (*DEPTHS, "decoder_layers") if key in sizes},
+        dict.fromkeys([key for key in DEPTHS if key in sizes] or DEPTHS[:1], layers)
+        | {key: layers for key in sizes if key == "decoder_layers"},
         {"vocab_size": 8000}
         | {key: 8000 for key in sizes if key.endswith("_vocab")}  # of hashed words
         | ({"pad_token_id": 0} if (sizes.get("pad_token_id") or 0) >= 8000 else {}),

@@ -91,7 +91,7 @@ def fields_that_follow(target: str, error: InvalidInput) -> list[tuple[str, str]
         follows = follows or elements_of_lists(target) or layers_in_depth(target) or heads_that_divide(target, cause)
         follows = follows or values_that_follow(target, unset_fields(target, cause)) or no_cache(target, cause)
         follows = follows or misspelt_fields(target) or field_of_example(target, cause)
-        return follows or widths_that_fit(target, cause)
+        return follows or widths_that_fit(target, cause) or width_of_product(target, cause)
     if found := extra_channels(target, error) or factors_of_one(target, error):
         return found
     asked = re.search(r"in brackets, of \w+\[(.*)\]$", error.message)
@@ -275,6 +275,21 @@ def widths_that_fit(target: str, error: BaseException) -> list[tuple[str, str]]:
         all_of = [*range(1, len(getattr(part.backbone_config, "stage_names", ())))]
         chosen = [(f"{path}backbone_config.out_indices", json.dumps(all_of, separators=(",", ":")))]
         if all_of and wide == len(all_of) * got and chosen[0][0] not in given and _runs(target, chosen):
+            return chosen
+    return []
+
+
+def width_of_product(target: str, error: BaseException) -> list[tuple[str, str]]:
+    """A width of a configuration in proportion, if an ``error`` says that a product reads another number of features
+    than it gets, of which the width is a divisor, and the model's step runs so: what is made of several neighbours may
+    have to be as wide as a field that is written for another default."""
+    off = re.search(r"got \[\d+, (\d+)\] X \[(\d+), \d+\]", str(error))
+    if not off:
+        return []
+    (config, given), (got, read) = _config(target), map(int, off.groups())
+    for name, value in vars(config).items():
+        width = type(value) is int and value > 1 and name not in given and got % value == 0
+        if width and read * value % got == 0 and _runs(target, chosen := [(name, str(read * value // got))]):
             return chosen
     return []
 

@@ -202,3 +202,18 @@ def simdev(monkeypatch, capsys):
         return code, captured.out, captured.err
 
     return call
+
+
+@pytest.fixture(scope="session")
+def tiny_job():
+    pytest.importorskip("torch")
+    from simdev.planners.testing import small_job
+
+    return small_job()
+
+
+@pytest.fixture(scope="session")
+def tiny_evaluator(tiny_job):
+    from simdev.planners import Evaluator
+
+    return Evaluator(tiny_job)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from simdev.baselines._search import PARTS, groups, longest_op, rank_of_unit, units_by_group, weight_gradient_bytes
+from simdev.baselines._search import PARTS, longest_op, units_by_group, weight_gradient_bytes
 from simdev.baselines._units import unit_adjacency
 from simdev.problem.costs import CostTable
 from simdev.problem.graph import PHASES, ComputationGraph, GraphBuilder
@@ -19,8 +19,9 @@ LINK = 1 / 8  # of the largest traffic within a layer joins two units of a time 
 OWN = 0.8  # share of a group's units in independent parts of their layer from which on its sets are residue classes
 
 
-def shortened(problem: Problem) -> tuple[Problem, np.ndarray]:
-    """The problem of the shorter network, and int ``(n,)``: an op of it that stands for each op.
+def shortened(problem: Problem, group: np.ndarray, rank: np.ndarray) -> tuple[Problem, np.ndarray]:
+    """The problem of the shorter network, and int ``(n,)``: an op of it that stands for each op. ``group`` and ``rank``
+    int ``(units,)`` are those of :mod:`simdev.baselines._search`.
 
     Of the units that do the same work for a layer and have the same signature, the first quarter stays if they run
     forward and the last quarter if they run backward: those of the first time steps. Once-only work and all memory are
@@ -28,12 +29,11 @@ def shortened(problem: Problem) -> tuple[Problem, np.ndarray]:
     What a unit that stays reads of one that does not comes from that one's stand-in, at the same relative place among
     those that stay, if the stand-in comes before the reader.
 
-    Each group (:func:`simdev.baselines._search.groups`) is divided into eight sets, whose units are colocated: the
+    Each group is divided into eight sets, whose units are colocated: the
     eighths of its units in topological order. If a layer falls apart into independent parts, such as a softmax for each
     time step, the sets are the parts whose numbers leave the same remainder, so that neighbours can run on two devices.
     """
-    graph, rank = problem.graph, rank_of_unit(problem)
-    group = groups(problem, rank)[0]
+    graph = problem.graph
     stays, factor, stand_in = _chosen(graph, longest_op(problem), group, rank)
     label = _sets(problem, group, rank, stays)
     absent = ~np.isin(label, label[stays])

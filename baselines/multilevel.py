@@ -23,7 +23,7 @@ TIMES = 400  # parts of the longest path: ops of one group that could start in t
 FEWER = 1.25  # times as many ops as the smaller problem has the graph, or it is not searched
 RECURRENT = 5.0  # units of a group, on average, from which on a graph is shortened and not merged
 SETS = 1 / 3  # of the moves are made where the network was shortened: its units are a few hundred sets
-PARTS = 8 / 3  # the smaller problem gets one part in so many of the seconds that are left
+SECONDS = 8 / 3  # the smaller problem gets one in so many of those that are left
 
 
 @placer(
@@ -66,7 +66,7 @@ def multilevel(problem, *, rng, budget, moves):
     smaller = _smaller(problem) if is_compiled(problem, budget) else None
     if smaller is not None:
         other, numbers, share = smaller
-        apart = budget.apart(other, moves * share * budget.left, PARTS)
+        apart = budget.apart(other, moves * share * budget.left, SECONDS)
         start = best_start(other, apart, (_on_smaller(problem, other, numbers, one) for one in (begin[1], *given)))
         if start is not None:
             found = LateWalk(other, apart, rng, *_by_modules(other, apart, *start)).run()
@@ -95,9 +95,10 @@ def _by_modules(problem: Problem, budget: Budget, score: Score, begin: Placement
 def _smaller(problem: Problem) -> tuple[Problem, np.ndarray, float] | None:
     """A problem of fewer ops, int ``(n,)``: the op in it that stands for each op, and its share of ``moves``; None if
     it would hardly have fewer."""
-    group = groups(problem, rank_of_unit(problem))[0]
+    rank = rank_of_unit(problem)
+    group = groups(problem, rank)[0]
     recurrent = problem.graph.n_units >= RECURRENT * (int(group.max()) + 1)
-    other, numbers = shortened(problem) if recurrent else _merged(problem, group)
+    other, numbers = shortened(problem, group, rank) if recurrent else _merged(problem, group)
     return (other, numbers, SETS if recurrent else 1.0) if problem.graph.n_ops >= FEWER * other.graph.n_ops else None
 
 

@@ -11,7 +11,7 @@ from simdev.baselines import multilevel as module
 from simdev.baselines._descent import descended
 from simdev.baselines._search import layer_of_unit
 from simdev.baselines._search import starts as simple_starts
-from simdev.baselines._shortened import SHARE, shortened
+from simdev.baselines._shortened import SHARE
 from simdev.baselines._units import choices
 from simdev.placers.budget import Budget
 from simdev.placers.registry import find_placer
@@ -29,11 +29,14 @@ def search(name, problem, seed=0, **given):
 
 
 @pytest.mark.parametrize("order", ["fifo", "priority"])
-def test_merged_graphs_save_evaluations(order):
-    problem = Problem.build("amoebanet-d-small", "k80x4", rules=Rules(order))
-    budgets = {name: search(name, problem, evaluations=300) for name in ("multilevel", "late-acceptance")}
-    assert all(budget.used <= 300 for budget in budgets.values())
-    assert budgets["multilevel"].best_step_ns < 0.98 * budgets["late-acceptance"].best_step_ns
+@pytest.mark.parametrize(
+    "workload, topology, evaluations, shorter", [("amoebanet-d-small", "k80x4", 300, 0.98), ("nmt", "p100x4", 500, 0.9)]
+)
+def test_smaller_problems_save_evaluations(workload, topology, evaluations, shorter, order):
+    problem = Problem.build(workload, topology, rules=Rules(order))
+    budgets = {name: search(name, problem, evaluations=evaluations) for name in ("multilevel", "late-acceptance")}
+    assert all(budget.used <= evaluations for budget in budgets.values())
+    assert budgets["multilevel"].best_step_ns < shorter * budgets["late-acceptance"].best_step_ns
 
 
 def test_a_placement_of_the_merged_graph_means_the_same_on_the_graph():
@@ -46,18 +49,10 @@ def test_a_placement_of_the_merged_graph_means_the_same_on_the_graph():
     assert simulate(merged, coarse).step_ns == simulate(problem, one).step_ns  # one device is always busy
 
 
-@pytest.mark.parametrize("order", ["fifo", "priority"])
-def test_shortened_networks_save_evaluations(order):
-    problem = Problem.build("nmt", "p100x4", rules=Rules(order))
-    budgets = {name: search(name, problem, evaluations=500) for name in ("multilevel", "late-acceptance")}
-    assert all(budget.used <= 500 for budget in budgets.values())
-    assert budgets["multilevel"].best_step_ns < 0.9 * budgets["late-acceptance"].best_step_ns
-
-
 @pytest.mark.parametrize("workload", ["nmt", "gnmt-4", "rnnlm"])
 def test_placements_of_layers_rank_alike_on_a_shortened_network(workload):
     problem, rng = Problem.build(workload, "p100x4"), np.random.default_rng(0)
-    short, numbers = shortened(problem)
+    short, numbers, _ = module._smaller(problem)
     layer, steps = layer_of_unit(problem), []
     for _ in range(20):
         devices = rng.integers(1, 5, layer.max() + 1)[layer][problem.graph.unit_of_op]
@@ -71,7 +66,7 @@ def test_placements_of_layers_rank_alike_on_a_shortened_network(workload):
 
 def test_a_shortened_network_keeps_a_quarter_of_its_ops_work_and_memory():
     problem = Problem.build("nmt", "p100x4")
-    short, numbers = shortened(problem)
+    short, numbers, _ = module._smaller(problem)
     graph, twin = problem.graph, short.graph
     assert 0.2 < twin.n_ops / graph.n_ops < 0.3 and twin.n_units < 300
     for name in ("op_flops", "op_persistent_bytes"):

@@ -38,8 +38,9 @@ def lower_bounds(problem: Problem) -> list[Bound]:
       at will, with the persistent bytes of the shares within each device's memory (the relaxed max-load of Tarnawski
       et al. 2020). A feasible placement is one such division, so the least possible largest load bounds it.
     * *path and transfers*: an op waits for the tensors that are sent to its device, and its device itself runs, in
-      turn, the ancestors whose results would arrive too late (:func:`simdev.analysis.transfers.gathered`). This gives
-      the head of each op, before which it cannot start, and its tail, which follows its end. The next three use them.
+      turn, the ancestors whose results would arrive too late; where that is open, choices of devices for the ancestors
+      are refuted case by case (:func:`simdev.analysis.transfers.gathered`). This gives the head of each op, before
+      which it cannot start, and its tail, which follows its end. The next three use them.
     * *path and load*: the ops with a head of at least ``a`` and a tail of at least ``b`` do all their work between
       ``a`` and ``b`` before the end. So ``a + b +`` the load of these ops is a bound, for the best ``a`` and ``b``.
     * *bottleneck*: when a long op ends, all ops behind it are still to be done, and so is a part of the ops that read

@@ -12,7 +12,8 @@ from simdev.analysis.doors import NEIGHBOURS, Crossings, Vicinity, doors, window
 from simdev.problem.problem import Problem
 
 STEPS = 24  # bisections: the bound is found to the relative accuracy of 2^-24 of the range
-MOST = 1024  # ops that are considered around each op; with fewer, the bound is weaker and still valid
+MOST = 256  # ops that are considered around each op; with fewer, the bound is weaker and still valid
+LOOKS = 1 << 13  # ops whose devices are looked at in all choices of one time; the same holds
 NEVER_NS = 1 << 60  # no route
 MAX_FAIR_BYTES = 8 << 30  # bytes * 1e9 fits 63 bits (R4)
 
@@ -61,39 +62,43 @@ def gathered(
     are not with ``v`` may be on one device or on many), and if the neighbour's side is open, the lesser of the two
     counts. If start, duration and rest exceed ``t`` for one side, the ancestor is on the other side. If they exceed
     ``t`` for both sides, ``v`` cannot start by ``t``. Nor can it if no device has kernels and memory for all ops that
-    must be with ``v``, and time to run them in turn, each between its earliest start and its rest. Bisection finds the
-    least ``t`` that is not refuted, or a little less. In topological order this gives the heads, in the reversed graph
-    the tails.
+    must be with ``v``, and time to run them, each between its earliest start and its rest; or if tensors that reach
+    that device, or leave it, pass too few channels in that time (:func:`simdev.analysis.doors.doors`).
+
+    If ``t`` is not refuted so, one op whose side is open is looked at in each case: with ``v``, on another device,
+    which then is told apart from the rest and has to run its ops in turn as well, and so on for further ops, until
+    :data:`LOOKS` ops were looked at. Bisection finds the least ``t`` that is not refuted, or a little less. In
+    topological order this gives the heads, in the reversed graph the tails.
+
+    The ancestors that are looked at are those whose results would arrive too late from another device, and all between
+    these and ``v``: such an op would be in time, but perhaps not what it reads.
 
     After Papadimitriou and Yannakakis, "Towards an architecture-independent analysis of parallel algorithms", SIAM J.
     Comput. 1990, where all transfers have one delay.
     """
     model = _Alike(problem)
     source, target, tensor = problem.graph.edge_source, problem.graph.consumers, problem.graph.edge_tensor
-    last = problem.graph.n_ops - 1
-    heads = _gather(model, head, fastest, source, target, tensor, slice(None))
-    tails = _gather(model, tail, fastest, last - target, last - source, tensor, slice(None, None, -1))
+    last, leave_reach = problem.graph.n_ops - 1, doors(problem, model.kind)
+    heads = _gather(model, head, fastest, source, target, tensor, leave_reach[::-1], slice(None))
+    tails = _gather(model, tail, fastest, last - target, last - source, tensor, leave_reach, slice(None, None, -1))
     return heads, tails
 
 
-def _gather(model: _Alike, head, fastest, source, target, tensor, way: slice) -> np.ndarray:
-    from simdev.analysis.arrivals import raise_heads
+def _gather(model: _Alike, head, fastest, source, target, tensor, reach_leave, way: slice) -> np.ndarray:
+    from simdev.analysis.arrivals import Devices, Lengths, Sends, raise_heads
 
     order = np.lexsort((source, target))
-    first_input = np.searchsorted(target[order], np.arange(len(head) + 1))
+    first = np.searchsorted(target[order], np.arange(len(head) + 1)).astype(np.int64)
+    sending, tensor = model.quickest[tensor[order]].astype(np.int64), tensor[order].astype(np.int64)
+    ops = (np.ascontiguousarray(array[..., way]) for array in (fastest, model.unit, model.op_work, model.op_size))
     head = head[way].copy()
     raise_heads(
         head,
-        np.ascontiguousarray(fastest[way]),
-        first_input.astype(np.int64),
-        source[order].astype(np.int64),
-        model.quickest[tensor[order]].astype(np.int64),
-        np.ascontiguousarray(model.unit[way]).astype(np.int64),
-        np.ascontiguousarray(model.op_work[:, way]),
-        np.ascontiguousarray(model.op_size[:, way]),
-        model.slots,
-        model.memory,
+        Lengths(*(array.astype(np.int64) for array in ops)),
+        Sends(first, source[order].astype(np.int64), tensor, sending),
+        Devices(model.n_devices, model.slots, model.memory, np.ascontiguousarray(reach_leave)),
         MOST,
+        LOOKS,
     )
     return head[way].copy()
 

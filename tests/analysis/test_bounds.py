@@ -88,6 +88,42 @@ def test_every_cell_of_a_row_sends_or_does_both():
     assert simulate(cells(3, 49), Placement(devices)).step_ns == 10 + 3 * 159
 
 
+def bundle(topology, root, branches, join=10):
+    """An op of 10 ns sends ``root`` ns to branches, which join again. A branch: ns of its work and of its tensor."""
+    b = GraphBuilder("bundle")
+    trunk = b.outputs(b.op("root", "mm", outputs=[root], flops=10))
+    made = [
+        tensor
+        for i, (flops, size) in enumerate(branches)
+        for tensor in b.outputs(b.op(f"branch{i}", "mm", inputs=trunk, outputs=[size], flops=flops))
+    ]
+    b.op("join", "mm", inputs=made, flops=join)
+    return Problem.build(b.build(), topology)
+
+
+def test_a_branch_is_in_time_but_not_what_it_reads():
+    # The long branch and its input stay with the join, or the trunk's 1000 ns are waited for. Any short branch could be
+    # done elsewhere by then, if only it had its input: so all run on one device.
+    problem = bundle(rig(2), 1000, [(100, 1), (40, 1), (40, 1), (40, 1)])
+    assert path(problem) == 10 + 220 + 10 == optimum(problem)
+
+
+def test_what_is_elsewhere_is_on_devices_too():
+    # Four branches that cost 1 ns to move: two on each of two devices, on three devices two on one of them, beside the
+    # join or not, and one on each of four. A branch elsewhere is sent to, and sends.
+    for count, ns in ((2, 221), (3, 220), (4, 122)):
+        problem = bundle(rig(count), 1, [(100, 1)] * 4)
+        assert path(problem) == ns == optimum(problem, 5000)
+
+
+def test_branches_reach_the_join_one_after_the_other():
+    # Two of three branches of 300 ns are elsewhere, and their tensors take 100. Links of their own: both arrive at 411.
+    # Through a hub, the second arrives at 510. Four branches on three devices: two of them run in turn, 610.
+    for topology, branches, ns in ((rig(4), 3, 421), (around_a_switch(4), 3, 520), (around_a_switch(3), 4, 620)):
+        problem = bundle(topology, 1, [(300, 100)] * branches)
+        assert path(problem) == ns == optimum(problem, 5000)
+
+
 def test_a_way_around_is_as_slow_as_its_quickest_hop():
     # From a to d the first hop costs 5 ns, the second 50: a may be apart from d for 5 ns more, b may not.
     b = GraphBuilder("hops")

@@ -139,10 +139,10 @@ def test_no_feasible_placement_beats_the_bound():
 def test_bound_of_a_bundle_between_two_ops_is_path_and_load():
     g = GraphBuilder("bundle")
     first = g.outputs(g.op("first", "op", outputs=[1]))
-    made = [g.outputs(g.op(f"o{i}", "op", inputs=first, outputs=[1]))[0] for i in range(8)]
+    made = [g.outputs(g.op(f"o{i}", "op", inputs=first, outputs=[1]))[0] for i in range(16)]
     g.op("last", "op", inputs=made)
-    bound = lower_bound(problem(g, machine(2), [10] * 10))
-    assert (bound.ns, bound.method) == (60, "path and load")  # 10, 8 * 10 on two devices, 10
+    bound = lower_bound(problem(g, machine(2), [10] * 18))
+    assert (bound.ns, bound.method) == (100, "path and load")  # 10, 16 * 10 on two devices, 10
 
 
 def test_large_bounds_from_loads_keep_24_bits():

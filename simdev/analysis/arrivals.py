@@ -355,18 +355,23 @@ def _possible(limit, side, names, region, devices, sides):
         return True
     here = here[:count]
     ready, after = sides.start[:, side].copy()[here], sides.rest[:, side].copy()[here]
-    reached = _crossings(side, True, names, region, sides)
-    left = _crossings(side, False, names, region, sides)
     for d in range(len(devices.slots)):
         work, held = region.work[d][here], region.size[d][here].sum()
         if work.min() < 0 or held > devices.memory[d] or _is_late(limit, ready, after, work, devices.slots[d]):
             continue
-        late = False
-        for way in range(2):
-            passing, lanes = reached if way == 0 else left, devices.doors[way, d]
-            late |= lanes and _is_late(limit, passing[0], passing[1], passing[2], lanes)
-        if not late:
+        if not _pass_late(limit, side, names, region, devices.doors[:, d], sides):
             return True
+    return False
+
+
+@part
+def _pass_late(limit, side, names, region, doors, sides):
+    """Whether the tensors that surely reach or leave the device of ``side`` take too long to pass its ``doors``."""
+    for way in range(2):
+        if doors[way]:
+            passing = _crossings(side, way == 0, names, region, sides)
+            if _is_late(limit, passing[0], passing[1], passing[2], doors[way]):
+                return True
     return False
 
 

@@ -103,6 +103,7 @@ def raise_heads(head, ops, inputs, devices, most, looks):
             step *= 2
             if step > NEVER >> 4:  # no device can run them all: no placement exists
                 low = high = known
+                break
         while high - low > 1 + (low - known >> 11):
             middle = (low + high) // 2
             if _refuted(middle, region, devices, waiting, cases):

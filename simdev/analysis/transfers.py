@@ -13,7 +13,7 @@ from simdev.problem.problem import Problem
 
 STEPS = 24  # bisections: the bound is found to the relative accuracy of 2^-24 of the range
 MOST = 256  # ops that are considered around each op; with fewer, the bound is weaker and still valid
-LOOKS = 1 << 13  # ops whose devices are looked at in all choices of one time; the same holds
+LOOKS = 1 << 15  # ops whose devices are looked at in all choices of one time; the same holds
 NEVER_NS = 1 << 60  # no route
 MAX_FAIR_BYTES = 8 << 30  # bytes * 1e9 fits 63 bits (R4)
 

@@ -140,6 +140,12 @@ def test_memory_forces_to_send():
     assert stay(fan(size=1000, parameters=400_000)) == 10 + 1000 + 100
 
 
+def test_ops_that_fit_nowhere_have_a_bound():
+    # The search for a head ends, although no time is long enough for a leaf of 2 MiB on a device of 1 MiB.
+    problem = fan(size=1000, parameters=2 << 20)
+    assert not lower_bound(problem).fits and path(problem) == 10 + 100
+
+
 def test_more_sets_than_devices_share_one():
     # Three chains of two ops, nothing sent below 200 ns: on two devices one takes two chains.
     b = GraphBuilder("chains")

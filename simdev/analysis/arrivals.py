@@ -12,8 +12,8 @@ import numpy as np
 from numba import njit
 
 NEVER = np.int64(1) << 59
-SIDES = 8  # the last op's device is side 0, then come others that have been told apart, then any of the rest
-WAITING = 96  # choices of sides that wait to be looked at; with more, nothing is refuted
+SIDES = 8  # side 0 is the last op's device, the next are named devices, and one side stands for all other devices
+WAITING = 96  # choices of sides in the stack of the search; if it is full, nothing is refuted
 
 part = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)  # called by kernels only
 
@@ -244,7 +244,7 @@ def _refuted(limit, region, devices, waiting, cases):
     )
     mask = sides.mask
     waiting[0, :n] = np.where(region.tied, 1, 3)
-    named = np.zeros(WAITING, np.int64)  # how many devices beside the last op's have been told apart
+    named = np.zeros(WAITING, np.int64)  # of each choice in the stack: the number of named devices
     level, seen = 1, 0
     while level:
         level -= 1
@@ -261,7 +261,7 @@ def _refuted(limit, region, devices, waiting, cases):
             return False
         if mask[pick] >> rest & 1:
             waiting[level, :n] = mask
-            if may_name:  # one of the rest gets a name, and the rest is the next side
+            if may_name:  # one of the other devices gets a name; the next side stands for those that are left
                 if names + 2 < devices.n_devices:
                     waiting[level, :n] |= (mask >> rest & 1) << rest + 1
                 named[level] = names + 1
@@ -280,8 +280,8 @@ def _refuted(limit, region, devices, waiting, cases):
 
 @part
 def _most_open(names, may_name, region, sides):
-    """The op to choose a side for: that which is longest, and takes longest on its worst side; -1 if none is open. An
-    op on the side of all other devices is open if one of those may still be told apart."""
+    """The op whose side is chosen next, or -1 if no op is open: the sum of an op's length and of what its worst side
+    costs more than its best one decides. An op on the side of all other devices is open if a device may be named."""
     mask, found, most = sides.mask, -1, np.int64(-1)
     for j in range(len(mask)):
         if mask[j] & (mask[j] - 1) or (may_name and mask[j] == 1 << names + 1):
@@ -337,7 +337,7 @@ def _settle(limit, names, region, sides):
 
 @part
 def _all_possible(limit, names, region, devices, sides):
-    """Whether each device that has been told apart has the time, the memory and the links for the ops on it."""
+    """Whether the last op's device and each named device have the time, the memory and the links for their ops."""
     for side in range(names + 1):
         if not _possible(limit, side, names, region, devices, sides):
             return False
@@ -381,8 +381,8 @@ def _crossings(side, inward, names, region, sides):
     """The transfers that surely reach (``inward``) or leave the device of ``side``, int64 ``(3, transfers)``: when each
     could begin, the least time from its end to the last op's start, and how long it takes.
 
-    A tensor reaches a device once. It leaves for each of those that have been told apart and hold a reader; for readers
-    whose device is open, it leaves once at least.
+    A tensor reaches a device once. It leaves once for each named device that holds a reader. If no reader is on a named
+    device, it leaves at least once.
     """
     mask, only, inputs, length = sides.mask, np.int64(1) << side, region.inputs, region.length
     edges = len(inputs.tensor)
@@ -394,7 +394,7 @@ def _crossings(side, inward, names, region, sides):
                 continue
             where = SIDES
             if not inward:
-                where = _told_apart(mask[j], names)
+                where = _named_side(mask[j], names)
                 if (where < SIDES) != (fixed == 0):
                     continue
             for i in range(inputs.first[j], inputs.first[j + 1]):
@@ -416,7 +416,7 @@ def _crossings(side, inward, names, region, sides):
 
 
 @part
-def _told_apart(mask, names):
+def _named_side(mask, names):
     """The side that an op of this ``mask`` is on, or ``SIDES`` if its device is open."""
     for side in range(names + 1):
         if mask == np.int64(1) << side:

@@ -65,13 +65,14 @@ def gathered(
     must be with ``v``, and time to run them, each between its earliest start and its rest; or if tensors that reach
     that device, or leave it, pass too few channels in that time (:func:`simdev.analysis.doors.doors`).
 
-    If ``t`` is not refuted so, one op whose side is open is looked at in each case: with ``v``, on another device,
-    which then is told apart from the rest and has to run its ops in turn as well, and so on for further ops, until
-    :data:`LOOKS` ops were looked at. Bisection finds the least ``t`` that is not refuted, or a little less. In
-    topological order this gives the heads, in the reversed graph the tails.
+    If ``t`` is not refuted so, the search branches: it puts one op whose side is open on ``v``'s device, then on each
+    named device, then on a device that has no name yet. That device gets a name, and it has to run its ops in turn as
+    well. The search branches again in each case, and gives up when it has looked at :data:`LOOKS` ops. Bisection finds
+    the least ``t`` that is refuted in no way, or a little less. In topological order this gives the heads, in the
+    reversed graph the tails.
 
-    The ancestors that are looked at are those whose results would arrive too late from another device, and all between
-    these and ``v``: such an op would be in time, but perhaps not what it reads.
+    The search considers the ancestors whose results would arrive too late from another device, and all ops on paths
+    from these ancestors to ``v``. The result of such an op may be in time, but its inputs may not.
 
     After Papadimitriou and Yannakakis, "Towards an architecture-independent analysis of parallel algorithms", SIAM J.
     Comput. 1990, where all transfers have one delay.

@@ -295,6 +295,29 @@ def test_no_placement_of_a_row_with_leaves_beats_its_bound(count, monkeypatch):
     assert better > count / 15
 
 
+@pytest.mark.parametrize("count", [150, pytest.param(600, marks=pytest.mark.long)])
+def test_no_placement_on_four_devices_beats_its_bound(count):
+    """Up to seven ops whose tensors take about as long as the ops do, on two to four devices around a hub or with links
+    of their own. Most bounds are the optimum. Some are wrong if a tensor is sent once for each of its readers."""
+    rng, equal, met = np.random.default_rng(0), 0, 0
+    kinds = [DeviceKind(f"k{s}", 1 << 20, {"f32": s * 1e8}, 1e12, granularity=1) for s in (10, 10, 10, 5)]
+    while met < count:
+        b, made = GraphBuilder("drawn"), []
+        for number in range(int(rng.integers(4, 8))):
+            near = sorted(set(rng.integers(max(0, number - 5), number, 2).tolist())) if number else []
+            outputs, work = rng.integers(1, 300, rng.integers(1, 3)).tolist(), int(rng.integers(1, 200))
+            inputs = [tensor for reads in near for tensor in made[reads]]
+            made.append(b.outputs(b.op(f"op{number}", "mm", inputs=inputs, outputs=outputs, flops=work)))
+        devices = int(rng.integers(2, 5))
+        topology = around_a_switch(devices, kinds[-devices:]) if rng.random() < 0.7 else rig(devices)
+        problem = Problem.build(b.build(), topology)
+        best, bound = optimum(problem), lower_bound(problem).ns
+        if best is not None:
+            assert bound <= best, (bound, best)
+            equal, met = equal + (bound == best), met + 1
+    assert equal > count / 2
+
+
 def all_placements(problem, most):
     """int ``(k, units)``: every placement that keeps to kernels and routes, or None where there are over ``most``."""
     supported = [np.flatnonzero(row) for row in (problem.unit_op_ns >= 0).T]

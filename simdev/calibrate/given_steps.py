@@ -1,4 +1,5 @@
-"""Fit one factor for each precision to a user's own measurements of whole steps (``simdev calibrate --steps``).
+"""Fit one factor for each precision to measurements of whole steps: a user's own (``simdev calibrate --steps``), or
+published ones (F7 of ``simdev study fidelity``).
 
 Kernels of a step take longer than alone: clocks fall under a lasting load, and there are gaps between kernels. A device
 file holds one factor for each precision (``[steps]``), which multiplies the kernels of that precision. With ``T`` the
@@ -29,14 +30,14 @@ from simdev.problem.topology import Device, DeviceKind, Topology, load_kinds
 from simdev.sim import simulate
 
 PRECISIONS = ("f32", "tf32", "bf16", "f16", "f8")
-BOUNDLESS = 1 << 50  # bytes: the step was measured, so it fits
+BOUNDLESS = 1 << 50  # bytes
 MOST_STEPS = 1000
 LIMITS = (0.2, 5.0)  # a factor outside means that the graph is not what was measured
 
 
 @dataclass(frozen=True)
 class GivenStep:
-    """A measured step of a graph (a workload or a graph file) on one device."""
+    """A measured step of ``graph``: a workload or a graph file on one device, or a published job."""
 
     graph: str
     precision: str
@@ -96,6 +97,14 @@ def left_out_ns(steps: Sequence[GivenStep]) -> list[float]:
     return found
 
 
+def board_with(calibration: Calibration, kind: DeviceKind, folder: Path) -> DeviceKind:
+    """A board as ``kind`` whose device file, written into ``folder``, is ``calibration``, and whose memory is endless:
+    the step was measured, so it fits."""
+    path = folder / f"board{len(list(folder.iterdir()))}.toml"
+    save_calibration(calibration, path)
+    return replace(kind, name="board", memory_bytes=BOUNDLESS, calibrated=str(path))
+
+
 def _predicted(step: GivenStep, plain: Calibration, kind: DeviceKind, folder: Path) -> GivenStep:
     graph = load_workload(step.graph)
     alone, double = (
@@ -115,8 +124,6 @@ def _predicted(step: GivenStep, plain: Calibration, kind: DeviceKind, folder: Pa
 
 def _simulated_ns(graph: ComputationGraph, calibration: Calibration, kind: DeviceKind, folder: Path) -> float:
     """The step of ``graph`` alone on a board of ``kind`` with the device file ``calibration``."""
-    path = folder / f"board{len(list(folder.iterdir()))}.toml"
-    save_calibration(calibration, path)
-    board = replace(kind, name="board", memory_bytes=BOUNDLESS, calibrated=str(path))
+    board = board_with(calibration, kind, folder)
     problem = Problem.build(graph, Topology("one board", (Device("board0", board),)))
     return float(simulate(problem, Placement(np.zeros(graph.n_ops, np.int64))).step_ns)

@@ -11,19 +11,22 @@ from __future__ import annotations
 import csv
 import shlex
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from simdev.bench.rows import write_csv
+from simdev.calibrate.given_steps import GivenStep, board_with
 from simdev.errors import InvalidInput, SimdevError, Unsupported
 from simdev.files import open_text
 from simdev.parallel import Prices
 from simdev.parallel.costs.reserved import reserved_bytes
 from simdev.parallel.plan import prepare, simulate_program
 from simdev.parallel.typed_plan import TypedPlan
+from simdev.problem.costs import calibration_of
 from simdev.studies.training_controls import TrainingRun, constant_mfu, formula_left_out
 
 TABLE = ("set", "source", "row", "gpus", "measured_s", "simulated_s", "command")
@@ -201,6 +204,20 @@ def predict(run: TrainingRun, prices: Prices | None = None, known: dict | None =
         found = reserved_bytes(run.plan) or ()
         peak = float(max((one.reserved if run.reserved else one.allocated for one in found), default=peak))
     return Prediction(run, float(report.step_ns), peak)
+
+
+def asked_step(run: TrainingRun, precision: str = "bf16") -> GivenStep:
+    """The run simulated without the factor of whole steps of its board's device file, and with a factor of two: hence
+    the factor that its measured step asks for."""
+    cluster = run.plan.cluster
+    plain, times = calibration_of(cluster.kind), []
+    with TemporaryDirectory() as folder:
+        for steps in ({}, {precision: 2.0}):
+            board = board_with(replace(plain, steps=steps), cluster.kind, Path(folder))
+            kind = replace(board, name=cluster.kind.name)  # tables of collectives go by name
+            prices = run.typed.software.prices(replace(cluster, kind=kind), run.typed.scales)
+            times.append(predict(replace(run, peak_bytes=0.0), prices).step_ns)
+    return GivenStep(run.typed.model, precision, run.step_ns, times[0], times[1] - times[0])
 
 
 def predict_all(

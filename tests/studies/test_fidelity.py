@@ -149,7 +149,7 @@ def test_cases_are_kept_until_a_file_changes(tmp_path):
 def test_training_runs_are_cases_with_their_memory(tmp_path, monkeypatch):
     from simdev.studies import training_runs as study
 
-    cluster = SimpleNamespace(kind=SimpleNamespace(name="a board"))
+    cluster = SimpleNamespace(kind=SimpleNamespace(name="a board"), gpus=8)
     plan = SimpleNamespace(mesh=Mesh({"tp": 2}), parameters={"microbatch": 1}, cluster=cluster)
     runs = [study.TrainingRun(source, "row 1", "model", SimpleNamespace(plan=plan), 2e6, 3e9) for source in study.SETS]
     monkeypatch.setattr(study, "read_runs", lambda data, source: ([run for run in runs if run.source == source], []))
@@ -163,6 +163,28 @@ def test_training_runs_are_cases_with_their_memory(tmp_path, monkeypatch):
     assert {case.role for case in step_cases if case.goal == "F8 FSDP"} == {"calibrate"}
     assert [case.error for case in cases if case.goal == "F9 reserved"] == [0] * len(study.SETS) and "a note" in notes
     assert [(case.group, case.error) for case in cases if case.goal == "F7 unseen"] == [("a board", -0.5)]
+
+
+def test_steps_on_one_node_are_judged_by_the_factor_of_the_others(monkeypatch):
+    from simdev.calibrate.given_steps import GivenStep
+    from simdev.studies import training_runs as study
+
+    def run(number, ranks, measured):
+        kind = SimpleNamespace(name="h100-sxm5-80gb", calibrated="h100")
+        plan = SimpleNamespace(mesh=SimpleNamespace(ranks=ranks), cluster=SimpleNamespace(kind=kind, gpus=8))
+        return SimpleNamespace(name=f"row {number}", plan=plan, typed=SimpleNamespace(model="m"), step_ns=measured)
+
+    # 100 ns, of which the factor multiplies 80: the steps ask for 1.1, 1.2 and 1.5; the last one is on two nodes
+    runs = [run(1, 8, 108), run(2, 8, 116), run(3, 8, 140), run(5, 16, 1000)]
+    monkeypatch.setattr(study, "asked_step", lambda run: GivenStep("m", "bf16", run.step_ns, 100.0, 80.0))
+    notes = []
+    cases = fidelity._factor_cases(runs, notes)
+    judged = [case for case in cases if case.goal == "F7 bf16"]
+    assert [1e6 * case.predicted for case in judged] == pytest.approx([128, 124, 112])
+    assert [1e6 * case.measured for case in judged] == [108, 116, 140]
+    assert [1e6 * case.predicted for case in cases if not case.goal] == [100] * 3
+    (note,) = notes
+    assert "h100: 2 rows" in note and "ask for a factor of 1.300" in note  # rows 1 and 3
 
 
 def test_every_goal_is_printed_and_every_fitted_constant_says_its_rows():

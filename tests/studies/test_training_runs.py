@@ -13,10 +13,11 @@ from simdev.errors import InvalidInput
 from simdev.parallel import find_model
 from simdev.parallel.costs.float8 import Float8
 from simdev.parallel.typed_plan import TypedPlan
+from simdev.problem.opcost.device import load_calibration
 from simdev.studies import training_runs as report
 from simdev.studies.plan_rankings import CHOSEN, LARGER, WIDER
 from simdev.studies.training_controls import START, constant_mfu, fit_formula, formula_left_out, formula_ns
-from simdev.studies.training_runs import Prediction, TrainingRun, read_runs, report_lines
+from simdev.studies.training_runs import Prediction, TrainingRun, asked_step, predict, read_runs, report_lines
 
 SHIPPED = Path(__file__).parents[2] / "leaderboard" / "fidelity" / "controls.csv"
 HEADER = (
@@ -49,6 +50,14 @@ def test_misses_are_bold_and_a_set_with_constants_of_its_own_models_meets_no_goa
 def test_constants_of_other_models_may_meet_a_goal():
     (line,) = [line for line in report_lines([Prediction(run_of(1024), 102e6, 0.0)], []) if line[1] == "all"]
     assert line[3] == report.OTHERS and line[10] == "yes"
+
+
+def test_a_run_asks_for_the_factor_that_makes_its_simulation_right():
+    run = run_of(1024)
+    file = load_calibration(run.plan.cluster.kind.calibrated)
+    exact = replace(run, step_ns=predict(run).step_ns)
+    assert asked_step(exact).factor == pytest.approx(file.steps["bf16"], rel=2e-3)
+    assert asked_step(replace(run, step_ns=1.1 * exact.step_ns)).factor > 1.1
 
 
 def test_a_set_without_fitted_constants_is_held_out_unless_rules_were_chosen_on_it():

@@ -221,18 +221,12 @@ def _in_folder(path: Path, name: str) -> None:
 
 def _runs(source: str):
     def read(path: Path) -> None:
-        from simdev.calibrate.whole_steps import read_llm_foundry
-        from simdev.studies.fidelity.kernels import memory_cases
         from simdev.studies.training_runs import read_runs
 
         folder = path.parent / "training-runs"
         folder.mkdir(exist_ok=True)
         path = path.rename(folder / path.name)
         read_runs(folder.parent, source)
-        if source == "llm-foundry":
-            read_llm_foundry(path)
-        elif source == "torchtitan":
-            memory_cases(folder.parent)
 
     return read
 

@@ -23,11 +23,13 @@ from pathlib import Path
 import numpy as np
 
 from simdev import _cache
+from simdev.calibrate.given_steps import left_out_ns
 from simdev.calibrate.links import fit, fit_table, read_links
 from simdev.calibrate.manifest import held_out, load_manifest, role_of
 from simdev.calibrate.replay import Replay, as_one_step, replay, replay_ranks
 from simdev.calibrate.traces import Trace, read_traces
 from simdev.errors import InvalidInput
+from simdev.problem.opcost.device import load_calibration
 from simdev.studies.fidelity import resnet50
 from simdev.studies.fidelity.kept import Kept
 from simdev.studies.fidelity.memory import graph_peak, replay_memory
@@ -45,7 +47,7 @@ GOALS = {
     "F5 other": ("elementwise and reductions of held-out shapes", 0.03, None),
     "F5 bf16": ("16-bit products with sides of 1,024 and more, on sources that were not fitted to", 0.06, None),
     "F6": ("links on unseen sizes", 0.03, None),
-    "F7 bf16": ("whole bf16 training steps, by the factor of the kind's other steps", 0.06, None),
+    "F7 bf16": ("MPT on one node, by the factor of whole steps of the kind's other steps (llm-foundry)", 0.06, None),
     "F7 unseen": ("whole bf16 training steps on a board of which no step was given", 0.08, None),
     "F8 one node": ("GPT on one node, host times of the other models (vTrain)", 0.04, None),
     "F8 many nodes": ("GPT on many nodes (vTrain)", 0.10, None),
@@ -56,7 +58,6 @@ GOALS = {
     "F8 host": ("GPT with one sequence in a microbatch: steps that the host limits (vTrain)", 0.10, None),
     "F9 replay": ("peak memory from replayed allocations", 0.02, None),
     "F9 graph": ("peak memory from the graph", 0.05, None),
-    "F9 steps": ("peak memory of one rank of a bf16 training step, from shapes", 0.08, None),
     "F9 reserved": ("memory that a rank of a training job reserves, from its recorded allocations", 0.08, None),
 }
 NAN = float("nan")
@@ -220,12 +221,13 @@ def _training_cases(data: Path, source: str, goal: str, number: int, notes: list
     if importlib.util.find_spec("torch") is not None:
         importlib.import_module("torch._dynamo")
         gc.freeze()  # each capture collects garbage: what is imported by now is none
+    asked = _factor_cases(runs, notes) if source == "llm-foundry" else []
     runs = study.spread(runs, ROWS_OF_A_SET.get(source, len(runs)))
     mine = study.share(runs, number, WORKERS_OF_A_SET.get(source, 1))
     predictions, more = study.predict_all(mine)
     notes += [*(refused if not number else []), *more]
     role = "calibrate" if study.FITTED[source][0] == study.HERE else "validate"
-    cases = []
+    cases = asked
     for p in predictions:
         name = f"{source} {p.run.name} {p.run.plan.mesh}"
         times = 1e-6 * p.run.step_ns, 1e-6 * p.step_ns
@@ -240,6 +242,35 @@ def _training_cases(data: Path, source: str, goal: str, number: int, notes: list
     return cases
 
 
+def _factor_cases(runs: list, notes: list[str]) -> list[Case]:
+    """F7: each step on one node, by the factor of whole steps of the kind's other steps, and without a factor. A note
+    says what the odd rows, to which device files are fitted, ask for."""
+    from simdev.studies.training_runs import asked_step
+
+    single = [run for run in runs if run.plan.mesh.ranks == run.plan.cluster.gpus]
+    kinds: dict[str, list] = {}
+    for run in single:
+        kinds.setdefault(run.plan.cluster.kind.name, []).append((run, asked_step(run)))
+    cases = []
+    for name, found in kinds.items():
+        steps = [step for _, step in found]
+        for (run, step), others in zip(found, left_out_ns(steps), strict=True):
+            label = f"{run.name} {run.typed.model}"
+            for goal, group, ns in (("F7 bf16", name, others), ("", f"F7 without a factor, {name}", step.alone_ns)):
+                cases.append(Case(goal, group, label, "validate", "ms", NAN, step.step_ns / 1e6, ns / 1e6))
+    files: dict[str, list[float]] = {}
+    for run, step in (pair for found in kinds.values() for pair in found):
+        if int(run.name.split()[1]) % 2:
+            files.setdefault(run.plan.cluster.kind.calibrated, []).append(step.factor)
+    for file, factors in files.items():
+        has = load_calibration(file).steps["bf16"]
+        notes.append(
+            f"whole bf16 steps, {file}: {len(factors)} rows of llm-foundry with odd numbers ask for a factor of "
+            f"{np.median(factors):.3f}; the device file has {has:g}"
+        )
+    return cases
+
+
 def _file_cases(path: Path, kind: str, name: str, role: str, notes: list[str]) -> list[Case]:
     try:
         return link_cases(path, name, role) if kind == "links" else trace_cases(read_traces(path), name, role, notes)
@@ -249,18 +280,13 @@ def _file_cases(path: Path, kind: str, name: str, role: str, notes: list[str]) -
 
 
 def _matrix_cases(data: Path, notes: list[str]) -> list[Case]:
-    """The cases of kernels on matrix units (by sources that no fit used), of whole bf16 steps, and of their memory."""
+    """The cases of kernels on matrix units, by sources that no fit used."""
     try:
-        from simdev.studies.fidelity.kernels import kernel_cases, memory_cases, step_cases
+        from simdev.studies.fidelity.kernels import kernel_cases
         from simdev.studies.fidelity.triosim import convolution_cases
     except ImportError:
         return []
-    rows = [*kernel_cases(data, notes), *step_cases(data), *convolution_cases(data)]
-    memory = [
-        Case("F9 steps", "one rank", row["case"], "validate", "MiB", NAN, row["measured_mib"], row["predicted_mib"])
-        for row in memory_cases(data)
-    ]
-    return [*map(_op_case, rows), *memory]
+    return [_op_case(row) for row in (*kernel_cases(data, notes), *convolution_cases(data))]
 
 
 def _kind(path: Path, data: Path) -> str | None:

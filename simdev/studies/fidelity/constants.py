@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from simdev.calibrate.matrix_units import FLASH
-from simdev.calibrate.whole_steps import TRITON_ATTENTION
 from simdev.parallel.costs.timing import ODD_PRODUCT
 from simdev.parallel.framework import find_framework
 from simdev.problem.opcost.device import calibration_names, load_calibration
@@ -65,6 +64,5 @@ def constants() -> list[list[str]]:
          "vTrain, one node, without tensor parallelism", "none"],
         ["attention of 2023 (Triton) in llm-foundry", f"{foundry['attention']:g}",
          "26 of 52 rows of llm-foundry, those with odd numbers", "the other 26 rows (4.3 %); F8 FSDP has rows of both"],
-        ["the same in sums of kernels (F7)", f"{TRITON_ATTENTION:g}", "nothing: a ratio from Dao 2023", "F7"],
     ]  # fmt: skip
     return rows

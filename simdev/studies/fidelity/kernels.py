@@ -1,10 +1,7 @@
-"""Cases of the fidelity report on matrix units: kernels of sources that no fit used, whole training steps, and their
-peak memory."""
+"""Cases of the fidelity report on matrix units: kernels of sources that no fit used."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,20 +11,9 @@ from simdev.calibrate.build import datasheets
 from simdev.calibrate.kernel_tables import fitted, read_kernel_tables
 from simdev.calibrate.matrix_units import predicted_s
 from simdev.calibrate.observations import Observations
-from simdev.calibrate.whole_steps import (
-    MODELS,
-    MeasuredStep,
-    leave_one_out,
-    read_llm_foundry,
-    step_parts,
-    step_seconds,
-)
 from simdev.errors import InvalidInput
-from simdev.files import open_text, table_errors
 from simdev.problem.opcost.device import Calibration, calibration_names, load_calibration
 from simdev.problem.opcost.physics import PRODUCTS, baseline_s
-from simdev.problem.topology import load_kinds
-from simdev.studies.fidelity.memory import peak_bytes
 
 LARGE = 1024  # the least side of the products that the goal covers
 VISIBLE_S = 50e-6  # other kernels below this time are not judged, because the launch dominates
@@ -36,7 +22,6 @@ HOST_TIMED, HOST_S = ("EleutherAI", "LLMCompass"), 100e-6
 # A reading of OpenXLA's table is that of a timer around one kernel: it holds a constant, which its smallest products,
 # far below the judged ones, show. On H100 and B200 it is 5 us.
 KERNEL_TIMED, TINY_S, FEW = "OpenXLA", 0.5e-6, 4
-TORCHTITAN_KIND = "h100-sxm5-96gb-hbm2e"
 
 
 def kernel_cases(data: Path, notes: list[str]) -> list[dict]:
@@ -93,72 +78,3 @@ def _constant_s(calibration: Calibration, table: Observations) -> float:
         return known.launch_s
     rows = table.where(tiny)
     return float(np.median(rows.seconds - predicted_s(calibration, rows, known.sheet, 0.0)))
-
-
-def step_cases(data: Path) -> list[dict]:
-    """F7: whole bf16 training steps as sums of kernels, without a factor and with the factor of the other steps of the
-    same kind. For torchtitan's steps, whose simulation is judged elsewhere, the sum is for information."""
-    cases = []
-    for path in sorted(data.rglob("llm_foundry.csv")):
-        steps = read_llm_foundry(path)
-        for kind in dict.fromkeys(step.kind for step in steps):
-            mine = [step for step in steps if step.kind == kind]
-            cases += [_step(f"bf16 steps without a factor, {kind}", step, step.predicted_s) for step in mine]
-            predictions = leave_one_out(mine)
-            cases += [_step(f"F7 bf16, {kind}", *pair) for pair in zip(mine, predictions.tolist(), strict=True)]
-    for path in sorted(data.rglob("torchtitan.csv")):
-        group = f"bf16 steps as sums of kernels, {TORCHTITAN_KIND}"
-        cases += [_step(group, step, step.predicted_s) for step in _torchtitan_steps(path)]
-    return cases
-
-
-def _step(group: str, step: MeasuredStep, predicted: float) -> dict:
-    return {
-        "group": group,
-        "case": step.case,
-        "role": "validate",
-        "measured_s": step.measured_s,
-        "predicted_s": predicted,
-        "fit_share": 1.0,
-    }
-
-
-def _rows_of_torchtitan(path: Path) -> Iterable[dict[str, str]]:
-    with open_text(path) as file:
-        for row in csv.DictReader(file):
-            plain = row["tp"] == row["pp"] == row["cp"] == "1" and row["float8"] == "no"
-            if plain and row["model"] in MODELS and row["gpu"] == TORCHTITAN_KIND.replace("-sxm5", "") + "-500w":
-                yield row
-
-
-def _torchtitan_steps(path: Path) -> list[MeasuredStep]:
-    steps, kind = [], load_kinds()[TORCHTITAN_KIND]
-    with table_errors(path):
-        for row in _rows_of_torchtitan(path):
-            batch, sequence = int(row["local_batch"]), int(row["sequence"])
-            parts = step_parts(
-                MODELS[row["model"]], batch, sequence, recompute=row["recompute"], shards=int(row["dp_shard"])
-            )
-            measured = batch * sequence / float(row["tokens_per_s_per_gpu"])
-            case = f"{row['model']} {sequence} x {batch}{' compiled' if row['compile'] == 'yes' else ''}"
-            steps.append(MeasuredStep(case, kind.name, "bf16", measured, step_seconds(parts, kind)))
-    return steps
-
-
-def memory_cases(data: Path) -> list[dict]:
-    """F9: the peak of the fullest rank, in MiB."""
-    cases: list[dict] = []
-    for path in sorted(data.rglob("torchtitan.csv")):
-        with table_errors(path):
-            cases += _memory_cases(path)
-    return cases
-
-
-def _memory_cases(path: Path) -> Iterable[dict]:
-    for row in _rows_of_torchtitan(path):
-        batch, sequence, shards = (int(row[key]) for key in ("local_batch", "sequence", "dp_shard"))
-        peak = peak_bytes(
-            MODELS[row["model"]], batch, sequence, shards=shards, recompute=row["recompute"], embeddings=2
-        )
-        case = f"{row['model']} {sequence} x {batch}{' compiled' if row['compile'] == 'yes' else ''}"
-        yield {"case": case, "measured_mib": float(row["memory_gib"]) * 1024, "predicted_mib": peak / 2**20}

@@ -1,14 +1,7 @@
-"""Predict peak memory: from the allocations of a trace by the memory rules of the simulator (R7), and of one rank of a
-transformer's training step with sharded data parallelism (FSDP) from its shapes.
+"""Predict peak memory from the allocations of a trace by the memory rules of the simulator (R7).
 
 Each allocation is an op with one output, and the op of its release reads that output. The ops run on one device in the
 order of the trace. The first event of the trace gives the bytes that were allocated before it.
-
-:func:`peak_bytes` counts the rank's shard of f32 weights, gradients and two Adam moments; the gathered bf16 weights of
-two layers and the gathered f32 gradient of one; the tensors that each layer keeps for its backward pass; and the loss.
-The bf16 logits, f32 logits, log-probabilities and f32 gradient of the loss are in memory at the same time, and they are
-the peak of models with a large vocabulary. Sizes are rounded up to the granularity of the allocator. Fragmentation is
-not modelled: an eager step reserves some per cent more than it allocates.
 """
 
 from __future__ import annotations
@@ -18,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from simdev.calibrate.traces import Trace
-from simdev.calibrate.whole_steps import Transformer
 from simdev.problem.costs import CostTable
 from simdev.problem.graph import ComputationGraph, GraphBuilder
 from simdev.problem.placement import Placement
@@ -116,44 +108,3 @@ def _blocks(size: list[int], address: list[int]) -> tuple[list[tuple[int, int, i
             unknown += 1
             blocks.append((0, event + 1, bytes))
     return blocks, unknown
-
-
-HALF, FULL = 2, 4
-STATES = 4  # weight, gradient, two moments, in f32
-RESERVED_BYTES = 1 << 30  # CUDA context, libraries and NCCL's buffers
-
-
-def _rounded(size: int) -> int:
-    return -(-size // GRANULE) * GRANULE
-
-
-def layer_bytes(model: Transformer, tokens: int, recompute: str) -> int:
-    """The bytes that one layer keeps for its backward pass. ``recompute`` is ``none``, ``selective`` (attention and
-    every second product are kept, as in torchtitan) or ``full`` (only the input of the layer is kept)."""
-    head = model.width // model.heads
-    wide, groups = HALF * tokens * model.inner, HALF * tokens * model.kv_heads * head
-    narrow, row = HALF * tokens * model.width, FULL * tokens * model.heads
-    ups = [wide] * (2 if model.gated else 1)
-    products = [narrow, groups, groups, narrow, *ups, narrow]  # q, k, v, projection, up, down
-    if recompute == "full":
-        return _rounded(narrow)
-    if recompute == "selective":
-        return sum(map(_rounded, (narrow, *products[::2], narrow, row)))
-    norms = [narrow, narrow, narrow, narrow]  # two norms' inputs and results
-    return sum(map(_rounded, (*norms, *products[:3], narrow, row, *ups, wide)))
-
-
-def peak_bytes(
-    model: Transformer, batch: int, sequence: int, *, shards: int, recompute: str, embeddings: int = 1
-) -> int:
-    """The peak of one rank in bytes. ``embeddings`` is 2 if the output layer has weights of its own."""
-    tokens = batch * sequence
-    table = model.vocabulary * model.width
-    parameters = model.parameters + (embeddings - 1) * table
-    layer = (model.parameters - table) // model.layers
-    states = STATES * FULL * parameters // shards
-    gathered = HALF * 2 * layer + FULL * layer + HALF * table
-    kept = model.layers * layer_bytes(model, tokens, recompute)
-    logits = tokens * model.vocabulary
-    loss = _rounded(HALF * logits) + 3 * _rounded(FULL * logits)
-    return states + gathered + kept + loss + RESERVED_BYTES

@@ -67,7 +67,7 @@ FITTED = {  # set -> on which rows its constants were fitted, which constants th
     "llm-foundry": (
         HERE,
         "the factor of Triton's attention is fitted to its 26 rows with odd numbers, and the device files' factors of "
-        "whole steps to its steps on one node. Rules chosen after errors were seen: what ran was looked up in "
+        "whole steps to those on one node among them. Rules chosen after errors were seen: what ran was looked up in "
         "llm-foundry's git history (PyTorch's release, hence recomputation to the end of a layer; metrics of the loss; "
         "FlashAttention 2 on 128 GPUs and more)",
     ),

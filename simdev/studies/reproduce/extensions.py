@@ -46,7 +46,7 @@ SIZES = sizes(
     # like the others.
     full=dict(
         joint_evaluations=10_000,
-        seeds=10,
+        seeds=5,
         graphs_of_a_family=32,
         training_evaluations=20_000,
         tuning_evaluations=2000,

@@ -29,7 +29,7 @@ TITLE = "Tarnawski et al. 2020: optimal splits of pipelines and of one sample"
 SIZES = {
     "tiny": Size(seconds=1.0, ideals=500, nodes=70),
     "small": Size(seconds=60.0, ideals=40_000, nodes=10_000),
-    "full": Size(seconds=900.0, ideals=200_000, nodes=10_000),
+    "full": Size(seconds=300.0, ideals=200_000, nodes=10_000),
 }
 
 

@@ -718,9 +718,13 @@ def stale_pictures() -> list[str]:
 
 
 def read_boards(path: Path) -> dict[str, str]:
-    """The folders of ``leaderboard/`` that a notebook reads, each with a digest (16 hex digits) of its tables; and the
-    placers that it names, each with its version."""
+    """The folders of ``leaderboard/`` that a notebook reads, each with a digest (16 hex digits) of its tables; the
+    device files of the machines that it names, each with a digest; and the placers that it names, each with its
+    version."""
     from simdev.placers import registry
+    from simdev.problem.costs import calibration_of
+    from simdev.problem.opcost.device import SHELF, calibration_names
+    from simdev.problem.topology import load_topology, topology_names
 
     source = "".join("".join(cell["source"]) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"])
     found = {}
@@ -728,6 +732,10 @@ def read_boards(path: Path) -> dict[str, str]:
         tables = [*(ROOT / name).rglob("*.csv")] if (ROOT / name).is_dir() else []
         digest = hashlib.sha256(b"".join(table.read_bytes() for table in sorted(tables)))
         found[name] = digest.hexdigest()[:16]
+    machines = [name for name in topology_names() if re.search(rf"""["']{re.escape(name)}["'\[]""", source)]
+    kinds = [kind for name in machines for kind in load_topology(name).kinds if kind.calibrated]
+    for name in sorted({calibration_of(kind).name for kind in kinds} & {*calibration_names()}):
+        found[f"{name}.toml"] = hashlib.sha256((SHELF / f"{name}.toml").read_bytes()).hexdigest()[:16]
     named = {name for name in registry.placers() if re.search(rf"""["']{name}\b""", source)}
     return found | {name: f"version {registry.placers()[name].version}" for name in sorted(named)}
 

@@ -233,10 +233,15 @@ def test_a_picture_without_a_sentence_is_stale(tmp_path):
 
 
 def test_a_notebook_names_what_it_reads(tmp_path):
-    cells = [{"cell_type": "code", "source": ['x("../leaderboard/standard", "heft")']}]
+    cells = [{"cell_type": "code", "source": ['x("../leaderboard/standard", "heft", "dgx-h100[nodes=8]")']}]
     (tmp_path / "n.ipynb").write_text(json.dumps({"cells": cells, "metadata": {}}), encoding="utf-8")
     found = facts.read_boards(tmp_path / "n.ipynb")
     assert re.fullmatch("[0-9a-f]{16}", found["leaderboard/standard"]) and found["heft"].startswith("version ")
+    assert re.fullmatch("[0-9a-f]{16}", found["h100.toml"]) and set(found) == {
+        "leaderboard/standard",
+        "h100.toml",
+        "heft",
+    }
 
 
 def test_the_table_of_splits_agrees_with_the_report():

@@ -18,6 +18,7 @@ from typing import Any
 
 from simdev.errors import InvalidInput, UnknownName
 from simdev.files import read_toml
+from simdev.graphs.routing import routing_by_node
 from simdev.parallel.cluster import Cluster
 from simdev.parallel.costs.float8 import Float8
 from simdev.parallel.costs.timing import Host, Prices
@@ -62,9 +63,12 @@ class Framework:
         rest = self.factors.get("rest", 1.0)
         return {name: self.factors.get(name, rest) for name in CLASSES} if self.factors else {}
 
-    def prices(self, cluster: Cluster, float8: Float8 | None = None) -> Prices:
-        """What kernels and collectives of this framework take on ``cluster``."""
-        return Prices(cluster, scale=self.scale, compiled=self.fused, float8=float8)
+    def prices(
+        self, cluster: Cluster, float8: Float8 | None = None, parameters: Mapping[str, object] | None = None
+    ) -> Prices:
+        """What kernels and collectives of this framework take on ``cluster``, for a model with ``parameters``."""
+        routing = routing_by_node(parameters or {})
+        return Prices(cluster, scale=self.scale, compiled=self.fused, float8=float8, routing=routing)
 
     def on(self, cluster: Cluster) -> Cluster:
         """The cluster as this framework uses its links."""

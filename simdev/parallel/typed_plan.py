@@ -107,7 +107,8 @@ class TypedPlan:
 
     def prices(self) -> Prices:
         """What kernels and collectives take."""
-        return self.software.prices(self.plan.cluster, self.scales)
+        plan = self.plan
+        return self.software.prices(plan.cluster, self.scales, plan.parameters)
 
 
 def _counts(text: str) -> tuple[int, ...]:

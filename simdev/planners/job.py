@@ -460,5 +460,5 @@ class SharedByPlans:
 
     def __init__(self, job: Job):
         self.job = job
-        self.prices = job.software.prices(job.cluster)
+        self.prices = job.software.prices(job.cluster, parameters=job.parameters)
         self.known: dict[tuple, Any] = {}

@@ -90,9 +90,9 @@ FITTED = {  # set -> on which rows its constants were fitted, which constants th
         "errors were seen: compiled FSDP jobs (fms-fsdp, KempnerForge) have none of the factors of llm-foundry; what "
         "KempnerForge executes was looked up (the vendor's attention, bfloat16 storage and loss, gradients reduced "
         "apart, one NVLink bundle for each pair of four GPUs, no FSDP on one rank); so was what AutoModel executes of "
-        "models with experts (a token goes once to each rank, its benchmarks' gate, fused kernels). For the rows of "
-        "Megatron-LM and Llama 3, AutoModel's Llama 3 70B, and those of fms-fsdp with recomputation, nothing was "
-        "chosen after an error was seen, but the slowdown of kernels beside collectives (a published mean)",
+        "models with experts (a token goes once to each rank and node, its benchmarks' gate, fused kernels). For the "
+        "rows of Megatron-LM and Llama 3, AutoModel's Llama 3 70B, and those of fms-fsdp with recomputation, nothing "
+        "was chosen after an error was seen, but the slowdown of kernels beside collectives (a published mean)",
     ),
 }
 CONTROL_ROWS = {  # set -> sets to whose rows its control is fitted, the judged model's rows left out
@@ -213,9 +213,10 @@ def asked_step(run: TrainingRun, precision: str = "bf16") -> GivenStep:
     plain, times = calibration_of(cluster.kind), []
     with TemporaryDirectory() as folder:
         for steps in ({}, {precision: 2.0}):
-            board = board_with(replace(plain, steps=steps), cluster.kind, Path(folder))
-            kind = replace(board, name=cluster.kind.name)  # tables of collectives go by name
-            prices = run.typed.software.prices(replace(cluster, kind=kind), run.typed.scales)
+            kind = board_with(replace(plain, steps=steps), cluster.kind, Path(folder))
+            kind = replace(kind, name=cluster.kind.name)  # tables of collectives go by name
+            board = replace(cluster, kind=kind)
+            prices = run.typed.software.prices(board, run.typed.scales, run.plan.parameters)
             times.append(predict(replace(run, peak_bytes=0.0), prices).step_ns)
     return GivenStep(run.typed.model, precision, run.step_ns, times[0], times[1] - times[0])
 

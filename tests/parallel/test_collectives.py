@@ -2,8 +2,10 @@ import numpy as np
 import pytest
 
 from simdev.errors import InvalidInput, SimdevError
+from simdev.graphs.routing import Routing
 from simdev.parallel.cluster import Cluster, load_cluster
-from simdev.parallel.costs.collectives import collective_ns, send_ns
+from simdev.parallel.costs.collectives import RING_SHARE, adapter_share, collective_ns, send_ns
+from simdev.parallel.framework import find_framework
 from simdev.problem.topology import DeviceKind
 
 MIB = 1 << 20
@@ -106,6 +108,42 @@ def test_an_exchange_between_nodes_goes_through_each_ranks_own_adapter():
     # Seven of nine pieces stay in the node of the first eight, and one leaves it; the ninth rank sends all but its own.
     alone = collective_ns("all_to_all", size, np.arange(9), cluster)
     assert alone == pytest.approx(size * 8 / 9 / (50e9 * 0.85) * 1e9, rel=0.01)
+
+
+def test_a_token_goes_once_to_each_node():
+    cluster, size = toy(), 1_600 * MIB
+    # Eight ranks, four on each node, an expert on each. A token takes two that follow each other: two ranks, and always
+    # one node. So half as much crosses the network as if each rank got a copy.
+    near = Routing(8, 2, "consecutive")
+    assert (near.parts_of_a_token(8), near.node_share(8, 2)) == (2, 1 / 2)
+    plain = collective_ns("all_to_all", size, np.arange(8), cluster)
+    once = collective_ns("all_to_all", size, np.arange(8), cluster, near)
+    assert plain == pytest.approx(size / 2 / 8.5e9 * 1e9, rel=0.01)
+    assert once == pytest.approx(size / 4 / 8.5e9 * 1e9, rel=0.01)
+    share = adapter_share("all_to_all", size, np.arange(8), cluster, routing=near)
+    assert share == pytest.approx(1, rel=0.01)  # still nothing but the adapter decides
+    # Of eight experts drawn alike, two lie on 2 ranks and on 1 + 16/28 nodes.
+    drawn = Routing(8, 2)
+    assert drawn.node_share(8, 2) == pytest.approx((1 + 16 / 28) / 2)
+    # Where links are slow, they decide: 3 of 8 pieces stay in the node, and 3 of 4 that came to it go on from there.
+    slow = toy(1)
+    crawl = collective_ns("all_to_all", size, np.arange(8), slow, near)
+    assert crawl == pytest.approx(size * (3 / 8 + 1 / 2 * 3 / 4) / (RING_SHARE * 1e9) * 1e9, rel=0.01)
+    for kind in ("all_gather", "all_reduce"):  # rings know no tokens
+        assert collective_ns(kind, size, np.arange(8), cluster, near) == collective_ns(
+            kind, size, np.arange(8), cluster
+        )
+    assert collective_ns("all_to_all", size, np.arange(4), cluster, near) == collective_ns(
+        "all_to_all", size, np.arange(4), cluster
+    )
+
+
+def test_only_models_that_send_tokens_once_are_priced_so():
+    software, cluster = find_framework("eager"), toy()
+    routed = {"experts": 8, "active": 2, "gate": "uniform", "dispatch": "tokens"}
+    assert software.prices(cluster, parameters=routed).routing == Routing(8, 2)
+    assert software.prices(cluster, parameters={**routed, "dispatch": "pairs"}).routing is None
+    assert software.prices(cluster, parameters={"layers": 2}).routing is None is software.prices(cluster).routing
 
 
 def test_a_send_between_nodes_takes_longer():

@@ -7,9 +7,9 @@ import pytest
 
 from simdev.errors import InvalidInput
 from simdev.graphs.parallel_model import Part
+from simdev.graphs.routing import Routing
 from simdev.parallel import Plan, find_model, load_cluster, parse_mesh, simulate_plan
 from simdev.parallel.capture.stage import capture_stage
-from simdev.workloads.models._moe import ranks_of_a_token
 
 pytest.importorskip("torch")
 COMMON = "width=64,heads=4,hidden=32,experts=8,active=2,vocabulary=256,length=64"
@@ -143,7 +143,7 @@ def test_heads_are_normed_on_their_own_rank():
     ],
 )
 def test_the_ranks_that_a_token_is_sent_to(experts, active, ways, gate, ranks):
-    assert ranks_of_a_token(experts, active, ways, gate) == pytest.approx(ranks)
+    assert Routing(experts, active, gate).parts_of_a_token(ways) == pytest.approx(ranks)
 
 
 @pytest.mark.parametrize("entry", [MIXTRAL, QWEN, DEEPSEEK])

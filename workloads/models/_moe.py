@@ -12,10 +12,9 @@ in a real run; that the host waits for them is not modelled.
 
 ``dispatch`` says what is exchanged. ``"pairs"``: a row for each pair of a token and one of its experts (torchtitan,
 Megatron-LM's ``alltoall``). ``"tokens"``: a token goes once to each rank that has any of its experts, is copied there
-for each of these, and their sum comes back (DeepEP). How many ranks those are depends on the ``gate``: ``"uniform"``
-takes any experts with equal probability, ``"consecutive"`` gives the first token the first experts, the next token
-the next ones and so on, as gates for benchmarks do (``FakeBalancedGate`` of NVIDIA-NeMo/Automodel). DeepEP's further
-saving between nodes, over which a token goes once to each node, is not modelled.
+for each of these, and their sum comes back (DeepEP). How many ranks those are depends on the ``gate``
+(:class:`~simdev.graphs.routing.Routing`). Between nodes a token goes once to each node, and from there to its ranks
+(:func:`~simdev.parallel.costs.collectives.collective_ns`).
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from functools import partial
 
 from simdev.errors import InvalidInput, UnknownName
 from simdev.graphs.parallel_model import Part, Stage
+from simdev.graphs.routing import GATES, Routing
 from simdev.workloads.models._data import adam, axis_size, last_gradient, over_data, recomputed
 from simdev.workloads.models._decoder import (
     check_heads,
@@ -41,16 +41,6 @@ from simdev.workloads.models._decoder import (
 )
 
 DISPATCHES = ("pairs", "tokens")
-GATES = ("uniform", "consecutive")
-
-
-def ranks_of_a_token(experts: int, active: int, ways: int, gate: str) -> float:
-    """On how many of ``ways`` ranks, which divide ``experts``, the ``active`` ones of a token lie on average."""
-    here = experts // ways
-    if gate == "uniform":
-        return ways * (1 - math.comb(experts - here, active) / math.comb(experts, active))
-    starts = range(0, math.lcm(experts, active), active)
-    return sum(len({(start + n) % experts // here for n in range(active)}) for start in starts) / len(starts)
 
 
 def experts_of_a_rank(count: int, width: int, hidden: int):
@@ -96,7 +86,7 @@ def mixture(
     tensors = mesh["tp"] if "tp" in (mesh.mesh_dim_names or ()) else None
     here, part = experts // ways, hidden // axis_size(mesh, "tp")
     once = dispatch == "tokens" and ways > 1
-    met = ranks_of_a_token(experts, active, ways, gate)
+    met = Routing(experts, active, gate).parts_of_a_token(ways)
 
     class Mixture(nn.Module):
         def __init__(self):

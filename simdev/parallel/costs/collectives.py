@@ -11,7 +11,8 @@ rings over all of them: ``ranks - 1`` links carry a rank's traffic (:meth:`Clust
 
 An all-to-all is no ring: each rank sends every other rank a piece of its own. What leaves the node goes through the
 rank's own adapter and cannot use those of other ranks (NVIDIA/nccl-tests issue 267), beside what stays on the node's
-links; the slower of the two decides.
+links; the slower of the two decides. DeepEP sends a token once to each node with any of its experts, to the rank with
+the sender's number there, which passes it on over the node's links meanwhile (DeepSeek-V3 report, section 3.2.2).
 
 Where the figures come from; no training run was used to choose any of them:
 
@@ -47,6 +48,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.errors import InvalidInput
+from simdev.graphs.routing import Routing
 from simdev.parallel.cluster import Cluster
 
 TABLE = Path(__file__).with_name("links.csv")
@@ -63,10 +65,13 @@ MEASURED_BYTES_PER_S = {"a100": 245e9, "h100": 353e9, "h200": 353e9, "b200": 706
 LIKE = 0.8
 
 
-def collective_ns(kind: str, payload_bytes: int, members: np.ndarray, cluster: Cluster) -> int:
+def collective_ns(
+    kind: str, payload_bytes: int, members: np.ndarray, cluster: Cluster, routing: Routing | None = None
+) -> int:
     """Whole ns of a collective of ``kind`` over the ranks ``members`` (global numbers, one group).
 
     ``payload_bytes`` is the largest buffer on one rank: the reduced one, the gathered one, the one before scattering.
+    With ``routing``, an all-to-all sends tokens of experts once to each node.
     """
     if kind not in PASSES:
         raise InvalidInput(f"no cost model for the collective {kind!r}", source=cluster.name)
@@ -84,6 +89,9 @@ def collective_ns(kind: str, payload_bytes: int, members: np.ndarray, cluster: C
     wire_s = wire / rate
     if kind == "all_to_all":
         away, beside = (ranks - in_node.min()) / ranks, (in_node.max() - 1) / ranks
+        if routing is not None:  # what comes to a node goes on from the rank whose adapter it came by
+            beside += away * (in_node.max() - 1) / in_node.max()
+            away *= routing.node_share(ranks, len(node))
         wire_s = max(away * payload_bytes / adapter, beside * payload_bytes / near)
     steps = PASSES[kind] * (len(node) - 1), PASSES[kind] * (ranks - len(node))  # between nodes, inside them
     ring = (
@@ -97,7 +105,14 @@ def collective_ns(kind: str, payload_bytes: int, members: np.ndarray, cluster: C
     return max(1, round(min(ring, tree)))
 
 
-def adapter_share(kind: str, payload_bytes: int, members: np.ndarray, cluster: Cluster, ns: int | None = None) -> float:
+def adapter_share(
+    kind: str,
+    payload_bytes: int,
+    members: np.ndarray,
+    cluster: Cluster,
+    ns: int | None = None,
+    routing: Routing | None = None,
+) -> float:
     """How much of a rank's adapter to the network a collective over the ranks ``members`` takes while it runs alone, in
     each direction: 0 inside a node, 1 where nothing but the adapter decides how long it takes. ``ns`` is its
     :func:`collective_ns`, if that is known already."""
@@ -107,9 +122,10 @@ def adapter_share(kind: str, payload_bytes: int, members: np.ndarray, cluster: C
         return 0.0
     if kind == "all_to_all":
         sent = (ranks - in_node.min()) / ranks * payload_bytes
+        sent *= routing.node_share(ranks, len(in_node)) if routing is not None else 1.0
     else:
         sent = PASSES[kind] * (ranks - 1) / ranks * payload_bytes / in_node.min()
-    return _share(sent, ns or collective_ns(kind, payload_bytes, members, cluster), cluster)
+    return _share(sent, ns or collective_ns(kind, payload_bytes, members, cluster, routing), cluster)
 
 
 def send_share(payload_bytes: int, source: int, target: int, cluster: Cluster) -> float:

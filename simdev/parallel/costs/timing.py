@@ -19,6 +19,7 @@ from functools import cached_property
 import numpy as np
 
 from simdev.errors import InvalidInput, Unsupported
+from simdev.graphs.routing import Routing
 from simdev.parallel.cluster import Cluster, load_cluster
 from simdev.parallel.costs.collectives import adapter_share, collective_ns
 from simdev.parallel.costs.float8 import Float8
@@ -235,7 +236,7 @@ class Prices:
 
     ``scale`` multiplies the duration of kernels by class of op (:func:`simdev.problem.costs.op_class`), a calibrated
     quantity. ``compiled``: elementwise kernels are fused (:mod:`simdev.parallel.costs.fusion`). ``float8``: linear
-    layers multiply in FP8.
+    layers multiply in FP8. ``routing``: how tokens of experts that go once to each node are routed.
     """
 
     def __init__(
@@ -245,8 +246,9 @@ class Prices:
         scale: dict[str, float] | None = None,
         compiled: bool = False,
         float8: Float8 | None = None,
+        routing: Routing | None = None,
     ):
-        self.compiled, self.float8 = compiled, float8
+        self.compiled, self.float8, self.routing = compiled, float8, routing
         self.cluster, self.costs, self.scale = cluster, costs or CostModel(), scale or {}
         self._kernels: dict[tuple, int] = {}
         self._collectives: dict[tuple, tuple[int, float]] = {}  # ns, and the share of an adapter
@@ -301,8 +303,9 @@ class Prices:
         if key not in self._collectives:
             lines = _different(mesh.lines(call.axes) + first, self.cluster)
             what = call.kind, call.payload_bytes
-            ns = [collective_ns(*what, line, self.cluster) for line in lines]
-            shares = (adapter_share(*what, line, self.cluster, one) for line, one in zip(lines, ns, strict=True))
+            ns = [collective_ns(*what, line, self.cluster, self.routing) for line in lines]
+            pairs = zip(lines, ns, strict=True)
+            shares = (adapter_share(*what, line, self.cluster, one, self.routing) for line, one in pairs)
             self._collectives[key] = max(1, *ns), max(shares)
         return self._collectives[key]
 

@@ -17,6 +17,7 @@ from simdev.baselines.rl._train import Episodes, State
 from simdev.placers.score import Score
 
 FIRST_WEIGHT, WEIGHT_GAIN = 0.05, 0.05  # of the entropy bonus; the weight follows the entropy that is wanted
+MOST_RATIO = 20.0  # logarithm; an infinite ratio makes gradients nan, also where it is clipped
 
 
 class Sage(eqx.Module):
@@ -117,7 +118,7 @@ class ProximalPolicy:
             actions, moved, advantage = tried
             logp = jax.nn.log_softmax(policy(sight))
             taken = jnp.take_along_axis(logp, actions.T, axis=1).T
-            ratio, advantage = jnp.exp(taken - before), advantage[:, None]
+            ratio, advantage = jnp.exp(jnp.minimum(taken - before, MOST_RATIO)), advantage[:, None]
             gain = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - clip, 1 + clip) * advantage)
             gain = jnp.sum(gain * moved, axis=1) / jnp.maximum(1, jnp.sum(moved, axis=1))
             choices = jnp.maximum(2, jnp.sum(sight.allowed, axis=1))

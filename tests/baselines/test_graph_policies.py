@@ -361,6 +361,29 @@ def test_gdp_without_a_rate_learns_nothing_and_edits_learn_for_their_groups_alon
     )
 
 
+def test_gdp_stays_finite_where_an_update_turns_a_sure_policy_around():
+    """A device of probability e^-200 became likely within the epochs of one update, its ratio infinite and all weights
+    nan; a training of 100,000 evaluations ended so after 11,340."""
+    from simdev.baselines.rl._jax import eqx, jax
+
+    problem = diamond()
+    spec, _ = find_placer("gdp")
+    given = {k: v for k, v in spec.defaults.items() if k != "policy"} | TINY["gdp"] | {"rate": 100.0}
+    learner = spec.learner([problem], **given)
+    sight, state, functions = learner.grouped(problem).inputs, learner.init(0, 1), learner.step.__self__
+    sure = eqx.tree_at(lambda policy: policy.name.bias, state["policy"], replace_fn=lambda bias: bias.at[0].add(200.0))
+    logp = np.asarray(functions._draw(sure, sight, state["key"])[2])
+    likely, unlikely = (
+        np.where(sight.allowed, sign * logp, -np.inf).argmax(axis=1).astype(np.int32) for sign in (1, -1)
+    )
+    assert logp[0, unlikely[0]] < -100
+    actions = np.stack([likely, unlikely] * (given["samples"] // 2))
+    advantage = np.array([0.0, 3.0] * (len(actions) // 2), np.float32)
+    tried = actions, np.ones(actions.shape, bool), advantage
+    policy, *_ = functions._update(sure, state["optimizer"], sight, tried, unlikely, np.float32(0.05))
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(policy))
+
+
 # learning
 
 

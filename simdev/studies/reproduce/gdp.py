@@ -63,7 +63,7 @@ SIZES = sizes(
         large_seeds=2,
     ),
     # Small leaves open whether a policy that was trained for longer places an unseen workload well at once.
-    full=dict(evaluations=2000, seeds=10, training_evaluations=100_000, training_seeds=10, large_evaluations=2000),
+    full=dict(evaluations=2000, seeds=10, training_evaluations=100_000, training_seeds=5, large_evaluations=2000),
 )
 
 

@@ -17,7 +17,7 @@ from simdev.baselines.rl._train import Episodes, State
 from simdev.placers.score import Score
 
 FIRST_WEIGHT, WEIGHT_GAIN = 0.05, 0.05  # of the entropy bonus; the weight follows the entropy that is wanted
-MOST_RATIO = 20.0  # logarithm; an infinite ratio makes gradients nan, also where it is clipped
+MOST_RATIO = 70.0  # logarithm; an infinite ratio makes all weights nan, even times the 0 of a group that did not move
 
 
 class Sage(eqx.Module):

@@ -53,6 +53,7 @@ def test_constants_of_other_models_may_meet_a_goal():
 
 
 def test_a_run_asks_for_the_factor_that_makes_its_simulation_right():
+    pytest.importorskip("torch", reason="captures a model")
     run = run_of(1024)
     file = load_calibration(run.plan.cluster.kind.calibrated)
     exact = replace(run, step_ns=predict(run).step_ns)

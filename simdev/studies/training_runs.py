@@ -221,6 +221,22 @@ def asked_step(run: TrainingRun, precision: str = "bf16") -> GivenStep:
     return GivenStep(run.typed.model, precision, run.step_ns, times[0], times[1] - times[0])
 
 
+def too_large(runs: list[TrainingRun], tell: Callable[[str], None] = lambda _: None) -> tuple[list[str], int]:
+    """A sentence for each run that ``simdev simulate-plan`` says does not fit, though it ran, and how many runs were
+    judged: those without allocations on record (schedules that split backward passes) are not. ``tell`` is called with
+    the progress."""
+    lines, judged, known = [], 0, {}
+    for number, run in enumerate(runs):
+        tell(f"{run.source} {number + 1}/{len(runs)}")
+        found = reserved_bytes(run.plan, known)
+        has = run.plan.cluster.kind.memory_bytes
+        needs = max((one.total for one in found or ()), default=0)
+        judged += found is not None
+        if needs > has:
+            lines.append(f"{run.source} {run.name}: {needs / 2**30:.1f} GiB, the board has {has / 2**30:.1f}")
+    return lines, judged
+
+
 def predict_all(
     runs: list[TrainingRun], tell: Callable[[str], None] = lambda _: None
 ) -> tuple[list[Prediction], list[str]]:
@@ -441,6 +457,7 @@ def _published(source: str, name: str, row: dict) -> TrainingRun:
         chunks,
         row.get("layers of stages", ""),
         framework=row.get("framework") or next(known for text, known in PUBLISHED_SOFTWARE if text in software),
+        reduce=row.get("reduce", "last"),
         reshard=row.get("reshard", "always"),
     )
     plan = typed.plan
@@ -482,7 +499,8 @@ FMS = "foundation-model-stack/fms-fsdp README"
 # - fms-fsdp: the share of recomputed blocks p by the second table of its README, HFU / MFU = 1 + p / 3 (34b and 70b on
 #   A100: 1.35);
 # - AutoModel: recomputation, resharding and its software's choices by the files of examples/llm_benchmark in its
-#   repository (deepseek/deepseek_v3_te_deepep.yaml, qwen/qwen3_moe_30b_te_deepep.yaml);
+#   repository (deepseek/deepseek_v3_te_deepep.yaml, qwen/qwen3_moe_30b_te_deepep.yaml). The 70B job reduces gradients
+#   after each microbatch: whole ones would take 262 GiB of a board;
 # - Llama 3 405B: a layer on each virtual stage, none on the first and the last one (section 3.3.2). The microbatch is
 #   not stated: one sequence.
 STATED_ELSEWHERE: dict[tuple[str, str], dict[str, str]] = {
@@ -494,7 +512,7 @@ STATED_ELSEWHERE: dict[tuple[str, str], dict[str, str]] = {
         )
     },
     **{(FMS, f"llama2-{size}"): {"recompute": "full"} for size in ("34b", "70b")},
-    (AUTOMODEL, "llama3-70b"): {"recompute": "full", "framework": "automodel[compiled]"},
+    (AUTOMODEL, "llama3-70b"): {"recompute": "full", "framework": "automodel[compiled]", "reduce": "each"},
     **{
         (AUTOMODEL, model): {"recompute": "full", "reshard": "never", "framework": "automodel[experts]"}
         for model in ("deepseek-v3", "qwen3-30b-a3b")

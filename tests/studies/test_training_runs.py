@@ -3,6 +3,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -59,6 +60,14 @@ def test_a_run_asks_for_the_factor_that_makes_its_simulation_right():
     exact = replace(run, step_ns=predict(run).step_ns)
     assert asked_step(exact).factor == pytest.approx(file.steps["bf16"], rel=2e-3)
     assert asked_step(replace(run, step_ns=1.1 * exact.step_ns)).factor > 1.1
+
+
+def test_jobs_that_ran_and_are_said_not_to_fit_are_named(monkeypatch):
+    runs = [run_of(width) for width in (1024, 2048, 4096)]
+    found = iter([(SimpleNamespace(total=10 << 30),), (SimpleNamespace(total=90 << 30),), None])  # None: not on record
+    monkeypatch.setattr(report, "reserved_bytes", lambda plan, known: next(found))
+    lines, judged = report.too_large(runs)
+    assert judged == 2 and lines == ["vtrain-single width 2048: 90.0 GiB, the board has 78.6"]
 
 
 def test_a_set_without_fitted_constants_is_held_out_unless_rules_were_chosen_on_it():

@@ -5,8 +5,10 @@ Gradients are reduced with every microbatch, so that no rank ever holds all of t
 float32 parameters and reduces float32 gradients; ``"bf16"`` shards, gathers and reduces bfloat16. A layer that is
 recomputed stops after the last result that its backward pass reads, which spares its last product; with
 ``early_stop="no"`` it runs to its end, as PyTorch did before version 2.1 (pytorch/pytorch pull request 96866).
-``train_metrics`` is how many metrics of the loss the trainer computes beside the loss itself, each by a float32
-cross-entropy of all logits: Composer, for which llm-foundry names two.
+``train_metrics`` is how many metrics of the loss the trainer computes after each backward pass, each by a float32
+cross-entropy of all logits, which it keeps until then: Composer, for which llm-foundry names two. ``loss="fused"`` is
+one kernel each way that keeps no probabilities (flash-attn's, llm-foundry's default); kernels of PyTorch with the same
+traffic and memory stand for it.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ DEFAULTS = {
     "precision": "amp_bf16",
     "early_stop": "yes",
     "train_metrics": 0,
+    "loss": "composed",
 }
 
 
@@ -49,10 +52,53 @@ def mpt_checks(p, mesh) -> None:
     """Raise :class:`InvalidInput` for a choice that the model does not know."""
     if p["width"] % p["heads"]:
         raise InvalidInput(f"{p['width']} does not divide by {p['heads']} heads", source="mpt", field="width")
-    known_of = {"recompute": ("none", "full"), "precision": ("amp_bf16", "bf16"), "early_stop": ("yes", "no")}
+    known_of = {
+        "recompute": ("none", "full"),
+        "precision": ("amp_bf16", "bf16"),
+        "early_stop": ("yes", "no"),
+        "loss": ("composed", "fused"),
+    }
     for name, known in known_of.items():
         if p[name] not in known:
             raise UnknownName(name, str(p[name]), known, source="mpt")
+
+
+def _losses(train_metrics: int):
+    """``fused(logits)``, a loss in one kernel each way, and ``measured(x, held)``, whose backward pass, the last of a
+    microbatch, computes ``train_metrics`` metrics of the logits and the target in the list ``held``."""
+    import torch
+    from torch.nn import functional as F
+
+    class Metrics(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, held):
+            ctx.held = held
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            logits, target = ctx.held
+            for _ in range(train_metrics):
+                F.cross_entropy(logits.float().flatten(0, 1), target.flatten(0, 1), reduction="sum")
+            ctx.held.clear()
+            return gradient, None
+
+    class FusedLoss(torch.autograd.Function):
+        """Reads the logits, keeps them, and writes their gradient: a sum and a softmax do as much."""
+
+        @staticmethod
+        def forward(ctx, logits):
+            ctx.save_for_backward(logits)
+            return logits.sum(dim=-1).float().mean()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return torch.softmax(ctx.saved_tensors[0], dim=-1)
+
+    def measured(x, held):
+        return Metrics.apply(x, held) if train_metrics else x
+
+    return FusedLoss.apply, measured
 
 
 @parallel_model(
@@ -66,7 +112,7 @@ def mpt_checks(p, mesh) -> None:
 )
 def mpt(
     mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatch, recompute, precision, early_stop,
-    train_metrics,
+    train_metrics, loss,
 ):  # fmt: skip
     import torch
     from torch import nn
@@ -74,7 +120,7 @@ def mpt(
     from torch.nn import functional as F
     from torch.utils.checkpoint import set_checkpoint_early_stop
 
-    half = torch.bfloat16
+    half, (fused, measured) = torch.bfloat16, _losses(train_metrics)
 
     class Layer(nn.Module):
         def __init__(self):
@@ -101,18 +147,18 @@ def mpt(
                 self.norm = nn.LayerNorm(width, bias=False)
 
         def forward(self, x, target=None):
-            x = self.embedding(x) if part.first else x
+            x, held = (self.embedding(x) if part.first else x), []
+            x = measured(x, held)
             with set_checkpoint_early_stop(early_stop == "yes"):
                 for layer in self.layers:
                     x = layer(x)
             if not part.last:
                 return x
             logits = F.linear(self.norm(x), self.embedding.weight)
-            loss = F.cross_entropy(logits.flatten(0, 1), target.flatten(0, 1))
-            with torch.no_grad():
-                for _ in range(train_metrics):
-                    F.cross_entropy(logits.float().flatten(0, 1), target.flatten(0, 1), reduction="sum")
-            return loss
+            held += logits.detach(), target
+            if loss == "fused":
+                return fused(logits)
+            return F.cross_entropy(logits.flatten(0, 1), target.flatten(0, 1))
 
     with torch.device("meta"):
         model = MPT()

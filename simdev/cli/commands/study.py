@@ -70,6 +70,9 @@ def training_runs(
     commands: Annotated[
         bool, typer.Option("--commands", help="Print the command of each row and its measured step, and simulate none.")
     ] = False,
+    fits: Annotated[
+        bool, typer.Option("--fits", help="Print which jobs are said not to fit, though all ran, and simulate none.")
+    ] = False,
     row: Annotated[str, typer.Option("--row", help="Only rows whose name has this text, such as gpt-22b.")] = "",
     search: Annotated[
         int,
@@ -109,6 +112,7 @@ def training_runs(
     chosen = [source for source in report.SETS if source in (sets or report.SETS)]
     found, given, refused = [], [], []
     beside: list = []
+    instead = _print_commands if commands else _print_too_large if fits else None
     for source in report.SETS:
         if not any(source in report.CONTROL_ROWS[name] for name in chosen):
             continue
@@ -117,8 +121,8 @@ def training_runs(
         if source in chosen:
             runs = [run for run in runs if row in run.name]
             some = _whole_groups(runs, most) if rankings else report.spread(runs, most)
-            if commands:
-                _print_commands(some)
+            if instead is not None:
+                instead(some)
                 continue
             if search:
                 beside += some
@@ -129,7 +133,7 @@ def training_runs(
             refused += why + more
     if search:
         _search_beside(beside, search, refused, table, as_json)
-    if commands or search:
+    if instead is not None or search:
         return
     if table is not None:
         report.write_table(table, found)
@@ -151,6 +155,15 @@ def training_runs(
     )
     for line in notes:
         print(line)
+
+
+def _print_too_large(runs: list) -> None:
+    """The runs that are said not to fit, and how many were judged."""
+    from simdev.studies.training_runs import too_large
+
+    lines, judged = too_large(runs, lambda text: print(text, file=sys.stderr))
+    names = ", ".join(dict.fromkeys(run.source for run in runs))
+    print("\n".join([*lines, f"{names}: {len(lines)} of {judged} jobs are said not to fit; all of them ran"]))
 
 
 def _print_commands(runs: list) -> None:

@@ -24,6 +24,7 @@ import statistics
 import struct
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -735,7 +736,9 @@ def read_boards(path: Path) -> dict[str, str]:
     machines = [name for name in topology_names() if re.search(rf"""["']{re.escape(name)}["'\[]""", source)]
     kinds = [kind for name in machines for kind in load_topology(name).kinds if kind.calibrated]
     for name in sorted({calibration_of(kind).name for kind in kinds} & {*calibration_names()}):
-        found[f"{name}.toml"] = hashlib.sha256((SHELF / f"{name}.toml").read_bytes()).hexdigest()[:16]
+        file = tomllib.loads((SHELF / f"{name}.toml").read_text(encoding="utf-8"))
+        del file["notes"]  # which change no cost
+        found[f"{name}.toml"] = hashlib.sha256(json.dumps(file).encode()).hexdigest()[:16]
     named = {name for name in registry.placers() if re.search(rf"""["']{name}\b""", source)}
     return found | {name: f"version {registry.placers()[name].version}" for name in sorted(named)}
 

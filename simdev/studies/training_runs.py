@@ -225,7 +225,8 @@ def too_large(runs: list[TrainingRun], tell: Callable[[str], None] = lambda _: N
     """A sentence for each run that ``simdev simulate-plan`` says does not fit, though it ran, and how many runs were
     judged: those without allocations on record (schedules that split backward passes) are not. ``tell`` is called with
     the progress."""
-    lines, judged, known = [], 0, {}
+    lines: list[str] = []
+    judged, known = 0, dict[tuple, object]()
     for number, run in enumerate(runs):
         tell(f"{run.source} {number + 1}/{len(runs)}")
         found = reserved_bytes(run.plan, known)

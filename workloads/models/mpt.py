@@ -147,8 +147,8 @@ def mpt(
                 self.norm = nn.LayerNorm(width, bias=False)
 
         def forward(self, x, target=None):
-            x, held = (self.embedding(x) if part.first else x), []
-            x = measured(x, held)
+            held: list = []  # what metrics need after the backward pass
+            x = measured(self.embedding(x) if part.first else x, held)
             with set_checkpoint_early_stop(early_stop == "yes"):
                 for layer in self.layers:
                     x = layer(x)

@@ -92,7 +92,8 @@ FITTED = {  # set -> on which rows its constants were fitted, which constants th
         "apart, one NVLink bundle for each pair of four GPUs, no FSDP on one rank); so was what AutoModel executes of "
         "models with experts (a token goes once to each rank and node, its benchmarks' gate, fused kernels). For the "
         "rows of Megatron-LM and Llama 3, AutoModel's Llama 3 70B, and those of fms-fsdp with recomputation, nothing "
-        "was chosen after an error was seen, but the slowdown of kernels beside collectives (a published mean)",
+        "was chosen after an error was seen, but the slowdown of kernels beside collectives (a published mean), and "
+        "that AutoModel's 70B job reduces gradients after each microbatch, without which it does not fit",
     ),
 }
 CONTROL_ROWS = {  # set -> sets to whose rows its control is fitted, the judged model's rows left out

@@ -17,6 +17,7 @@ import numpy as np
 
 from simdev.errors import InvalidInput, UnknownName, quoted
 from simdev.graphs.parallel_model import ParallelModel, Part
+from simdev.graphs.routing import routing_by_node
 from simdev.graphs.selective import READ, SELECTIVE
 from simdev.parallel.capture.kept import Packed, lacks, place
 from simdev.parallel.capture.reshard import reshard_ns, slice_of
@@ -447,7 +448,7 @@ def time_stages(
     known: dict[tuple, Any] | None = None,
 ) -> PlanProgram:
     """The programs of a plan's stages with the duration of each of their items."""
-    prices = prices or Prices(plan.cluster)
+    prices = prices or Prices(plan.cluster, routing=routing_by_node(plan.parameters))
     known = {} if known is None else known
 
     def time(segment, stage):

@@ -10,6 +10,8 @@ from simdev.graphs.parallel_model import Part
 from simdev.graphs.routing import Routing
 from simdev.parallel import Plan, find_model, load_cluster, parse_mesh, simulate_plan
 from simdev.parallel.capture.stage import capture_stage
+from simdev.parallel.costs.timing import Prices
+from simdev.parallel.typed_plan import TypedPlan
 
 pytest.importorskip("torch")
 COMMON = "width=64,heads=4,hidden=32,experts=8,active=2,vocabulary=256,length=64"
@@ -157,6 +159,17 @@ def test_a_token_is_sent_once_to_each_rank(entry):
     assert products[0] == products[1]
     near = forward_of(entry.replace("]", ",dispatch=tokens,gate=consecutive,imbalance=1.5]"), "ep=4")
     assert collectives(near.forward)["all_to_all", ("ep",), 4 * 24 * 64 * 2] == 2 * 2  # 64 tokens to one of 4 ranks
+
+
+def test_a_plan_in_python_sends_tokens_as_the_command_does():
+    entry = DEEPSEEK.replace("experts=8", "experts=16").replace("length=64", "length=4096,microbatch=8")
+    entry = entry.replace("]", ",dispatch=tokens,gate=consecutive]")
+    typed = TypedPlan(entry, "dgx-h100", "ep=16")
+    python, command, whole = (
+        simulate_plan(typed.plan, prices, slowdown=1.0).step_ns
+        for prices in (None, typed.prices(), Prices(typed.plan.cluster))
+    )
+    assert python == command < whole  # without routing, each rank gets its copy over the network
 
 
 def test_the_busiest_rank_gets_its_share_of_the_rows():

@@ -89,7 +89,7 @@ def collective_ns(
     wire_s = wire / rate
     if kind == "all_to_all":
         away, beside = (ranks - in_node.min()) / ranks, (in_node.max() - 1) / ranks
-        if routing is not None:  # what comes to a node goes on from the rank whose adapter it came by
+        if routing is not None:  # the rank that receives a token sends it to the other ranks of its node
             beside += away * (in_node.max() - 1) / in_node.max()
             away *= routing.node_share(ranks, len(node))
         wire_s = max(away * payload_bytes / adapter, beside * payload_bytes / near)

@@ -221,13 +221,12 @@ def _training_cases(data: Path, source: str, goal: str, number: int, notes: list
     if importlib.util.find_spec("torch") is not None:
         importlib.import_module("torch._dynamo")
         gc.freeze()  # each capture collects garbage: what is imported by now is none
-    asked = _factor_cases(runs, notes) if source == "llm-foundry" else []
+    cases = _factor_cases(runs, notes) if source == "llm-foundry" else []
     runs = study.spread(runs, ROWS_OF_A_SET.get(source, len(runs)))
     mine = study.share(runs, number, WORKERS_OF_A_SET.get(source, 1))
     predictions, more = study.predict_all(mine)
     notes += [*(refused if not number else []), *more]
     role = "calibrate" if study.FITTED[source][0] == study.HERE else "validate"
-    cases = asked
     for p in predictions:
         name = f"{source} {p.run.name} {p.run.plan.mesh}"
         times = 1e-6 * p.run.step_ns, 1e-6 * p.step_ns

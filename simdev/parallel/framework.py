@@ -38,10 +38,11 @@ class Framework:
     ``fused``: elementwise kernels that follow each other are one kernel. ``factors``: by how much kernels take longer
     than the cost model says, by class of op; ``rest`` stands for all other classes. ``distributed_optimizer``:
     data-parallel replicas hold whole parameters and gradients and divide the optimizer's state and its update, and
-    their traffic overlaps. ``send_bytes_per_s``: the most that a send between two ranks reaches (0: what the link
-    allows). ``slowdown``: how many times longer kernels take beside a collective of their rank. ``parameters``: what
-    the framework changes in the defaults of models, by model. ``receive_buffers``: its pipelines keep a buffer for each
-    microbatch (:attr:`simdev.parallel.plan.Plan.receive_buffers`). ``compiled``: layers run under ``torch.compile``
+    their traffic overlaps; ``main_gradient_bytes``: they keep a gradient in as many (4 or 2). ``send_bytes_per_s``: the
+    most that a send between two ranks reaches (0: what the link allows). ``slowdown``: how many times longer kernels
+    take beside a collective of their rank. ``parameters``: what the framework changes in the defaults of models, by
+    model. ``receive_buffers``: its pipelines keep a buffer for each microbatch
+    (:attr:`simdev.parallel.plan.Plan.receive_buffers`). ``compiled``: layers run under ``torch.compile``
     (:attr:`simdev.parallel.plan.Plan.compiled`).
     """
 
@@ -51,6 +52,7 @@ class Framework:
     fused: bool = False
     factors: Mapping[str, float] = field(default_factory=dict)
     distributed_optimizer: bool = False
+    main_gradient_bytes: int = 4
     send_bytes_per_s: int = 0
     slowdown: float = 1.0
     parameters: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
@@ -148,6 +150,10 @@ def _read(data: dict, name: str, source: str) -> Framework:
         if not 0.1 <= factors[kind] <= 10:
             raise InvalidInput(f"expected a factor from 0.1 to 10, got {factors[kind]}", source=source, field="factors")
     parameters = _tables(read("parameters", dict, default={}), Path(source), "parameters")
+    main_gradient_bytes = read("main_gradient_bytes", int, default=4)
+    if main_gradient_bytes not in (2, 4):
+        message = f"expected 2 or 4, got {main_gradient_bytes}"
+        raise InvalidInput(message, source=source, field="main_gradient_bytes")
     framework = Framework(
         name,
         read("description", str),
@@ -155,6 +161,7 @@ def _read(data: dict, name: str, source: str) -> Framework:
         read("fused", bool, default=False),
         factors,
         read("distributed_optimizer", bool, default=False),
+        main_gradient_bytes,
         round(1e9 * read.number("send_gb_per_s", 0)),
         read.number("slowdown", 1, least=1),
         parameters,

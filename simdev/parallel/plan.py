@@ -62,6 +62,7 @@ class Plan:
 
     ``distributed_optimizer``: each replica holds whole parameters and gradients, as Megatron-Core does. The optimizer's
     state and its update are divided among the replicas, whose traffic overlaps: their program is that of one replica.
+    ``main_gradient_bytes``: what the replica then keeps of a gradient, 4 (float32) or 2.
 
     ``receive_buffers``: a stage keeps a buffer for the activation of each microbatch of the step, and one for its
     gradient, as far as other stages send them, as PyTorch's pipelines do (``torch.distributed.pipelining``,
@@ -90,6 +91,7 @@ class Plan:
     stage_meshes: tuple[Mesh, ...] = ()
     stage_recompute: tuple[str, ...] = ()
     distributed_optimizer: bool = False
+    main_gradient_bytes: int = 4
     reshard: str = "always"
     slowdown: float = 1.0
     receive_buffers: bool = True
@@ -178,6 +180,11 @@ class Plan:
     def shares_of_update(self) -> int:
         """Ranks among which the optimizer's state and its update are divided, beyond what the captured program does."""
         return max(mesh["dp_replicate"] for mesh in self.meshes) if self.distributed_optimizer else 1
+
+    @property
+    def bytes_on_replica(self) -> int:
+        """Bytes of a parameter and its gradient that each replica keeps under a distributed optimizer."""
+        return WHOLE + self.main_gradient_bytes
 
     def _program_mesh(self, mesh: Mesh) -> Mesh:
         """The part of a mesh that the captured program knows of."""
@@ -597,9 +604,9 @@ def _templates(program: PlanProgram, orders) -> dict[Action, Template]:
 
 
 HALF = 2  # bytes of a gradient that the program of a replica leaves
-# Bytes that Megatron-Core's distributed optimizer keeps for each parameter: the bf16 parameter and its float32 gradient
-# on each replica; a float32 copy and Adam's two moments divided among the replicas ("6 + 12/d" in its documentation).
-WHOLE, DIVIDED = 6, 12
+# Bytes that Megatron-Core's distributed optimizer keeps for each parameter, beside its gradient: the bf16 parameter on
+# each replica; a float32 copy and Adam's two moments divided among the replicas ("6 + 12/d" in its documentation).
+WHOLE, DIVIDED = 2, 12
 
 
 class Stored(Protocol):
@@ -615,7 +622,7 @@ def resident_bytes(plan: Plan, stage: Stored) -> int:
     """Bytes that a rank of the stage holds through a step: parameters, optimizer state and inputs."""
     if not plan.distributed_optimizer:
         return stage.resident_bytes
-    return stage.parameters * WHOLE + -(-stage.parameters * DIVIDED // plan.shares_of_update)
+    return stage.parameters * plan.bytes_on_replica + -(-stage.parameters * DIVIDED // plan.shares_of_update)
 
 
 def received_bytes(program: PlanProgram, stage: int) -> tuple[int, int]:

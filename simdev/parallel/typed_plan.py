@@ -71,6 +71,7 @@ class TypedPlan:
             stage_meshes=stages,
             stage_recompute=tuple(self.recompute.split("/")) if model == self.model and self.recompute else (),
             distributed_optimizer=software.distributed_optimizer,
+            main_gradient_bytes=software.main_gradient_bytes,
             slowdown=software.slowdown,
             receive_buffers=software.receive_buffers,
             compiled=software.compiled,

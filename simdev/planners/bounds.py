@@ -28,7 +28,7 @@ from simdev.parallel.costs.collectives import collective_ns
 from simdev.parallel.costs.timing import Template, make_template, on_mesh
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import SPLIT, V_SHAPED
-from simdev.parallel.plan import WHOLE, PlanProgram, prepare
+from simdev.parallel.plan import Plan, PlanProgram, prepare
 from simdev.parallel.program import Segment, once_for_each
 from simdev.planners.job import Choice, Job, SharedByPlans
 
@@ -194,7 +194,7 @@ def _whole(shared: SharedByPlans, choice: Choice, mesh: Mesh) -> _Whole:
     return _Whole(
         _kernels_ns(forward) + min(map(_kernels_ns, backward)),
         _kernels_issue_ns(forward) + min(map(_kernels_issue_ns, backward)),
-        _resident_bytes(stage, shards, plan.distributed_optimizer),
+        _resident_bytes(stage, shards, plan),
         stage.forward.live_bytes,
         _exchanged_bytes(stage, shards),
     )
@@ -293,9 +293,9 @@ def _stage_figures(shared: SharedByPlans, choice: Choice, timed: _TimedStage) ->
             least(kernels),
             least(_kernels_issue_ns),
             0.0 if stays or choice.mesh["dp_shard"] == 1 else least(collectives),
-            _resident_bytes(stage, shards, divided),
+            _resident_bytes(stage, shards, job.plan(choice)),
             kept,
-            0 if divided else kept + stage.backward[stage.FIRST].live_bytes,  # WHOLE contains them
+            0 if divided else kept + stage.backward[stage.FIRST].live_bytes,  # a replica's resident bytes contain them
             0 if divided else gradient_bytes(stage) * shards,
             _exchanged_bytes(stage, shards),
         ],
@@ -310,9 +310,10 @@ def _sharding_ns(template: Template) -> float:
     return float(np.bincount(template.stream, np.where(of_data, template.ns, 0), 1).max())
 
 
-def _resident_bytes(stage: StageProgram, shards: int, divided: bool) -> int:
-    """Bytes of parameters and optimizer state on all shards; of a ``divided`` optimizer, those that no rank divides."""
-    return (stage.parameters * WHOLE if divided else stage.resident_bytes) * shards
+def _resident_bytes(stage: StageProgram, shards: int, plan: Plan) -> int:
+    """Bytes of parameters and optimizer state on all shards; of a distributed optimizer, those that no rank divides."""
+    divided = plan.distributed_optimizer
+    return (stage.parameters * plan.bytes_on_replica if divided else stage.resident_bytes) * shards
 
 
 def _exchanged_bytes(stage: StageProgram, shards: int) -> int:

@@ -234,7 +234,8 @@ def stage_costs(shared: SharedByPlans, mesh: Mesh, microbatch: int, recompute: s
     anywhere = replace(job.cluster, nodes=0)
     software = job.software
     plan = Plan(job.model, parameters, anywhere, mesh, 2, host=software.host,
-                distributed_optimizer=software.distributed_optimizer, compiled=software.compiled)  # fmt: skip
+                distributed_optimizer=software.distributed_optimizer,
+                main_gradient_bytes=software.main_gradient_bytes, compiled=software.compiled)  # fmt: skip
     passes = _passes(shared, plan)
     few, counts = _few(job, parameters)[0].layers, np.arange(job.layers + 1)
 
@@ -280,7 +281,8 @@ def _least_bytes(shared: SharedByPlans) -> float:
     job = shared.job
     # 6 FLOPs of a parameter for each token; models of other packages have to be built for it
     weights = 0.0 if job.model.identity else job.model.flops(job.parameters) / (6 * int(job.parameters["length"]))
-    large = weights * (WHOLE + DIVIDED) > job.ranks * job.cluster.kind.memory_bytes
+    bytes_each = WHOLE + job.software.main_gradient_bytes + DIVIDED
+    large = weights * bytes_each > job.ranks * job.cluster.kind.memory_bytes
     kinds = job.known_recomputes[::-1] if large else job.known_recomputes
     size = min(job.microbatches)
     whole = [mesh for mesh in job.meshes() if mesh["tp"] == mesh["cp"] == mesh["ep"] == 1]
@@ -295,7 +297,7 @@ def _least_bytes(shared: SharedByPlans) -> float:
     def held(part: Part) -> float:
         stage = _captured(shared, plan, small, part, size)
         if plan.distributed_optimizer:
-            return stage.parameters * (WHOLE + DIVIDED)
+            return stage.parameters * (plan.bytes_on_replica + DIVIDED)
         return (stage.resident_bytes + gradient_bytes(stage)) * small["dp_shard"]
 
     few, more = _few(job, plan.parameters)

@@ -300,6 +300,7 @@ class Job:
             stage_meshes=choice.stage_meshes,
             stage_recompute=choice.stage_recompute,
             distributed_optimizer=self.software.distributed_optimizer,
+            main_gradient_bytes=self.software.main_gradient_bytes,
             reshard=choice.reshard,
             slowdown=self.software.slowdown,
             receive_buffers=self.software.receive_buffers,

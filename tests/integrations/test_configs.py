@@ -408,7 +408,7 @@ ELSEWHERE = {  # arguments of Megatron-LM's training loop and of its model class
     "untie-embeddings-and-output-weights", "group-query-attention", "num-layers-per-virtual-pipeline-stage",
     "multi-latent-attention", "use-megatron-fsdp", "data-parallel-sharding-strategy",
     "num-distributed-optimizer-instances", "outer-dp-sharding-strategy", "use-distributed-optimizer",
-    "overlap-grad-reduce", "overlap-param-gather",
+    "overlap-grad-reduce", "overlap-param-gather", "grad-reduce-in-bf16",
 }  # fmt: skip
 
 
@@ -459,7 +459,7 @@ def read_megatron(text, job):
     sharding = {key.replace("-", "_"): a[key] for key in ("use-megatron-fsdp", "data-parallel-sharding-strategy",
                 "num-distributed-optimizer-instances", "outer-dp-sharding-strategy", "use-distributed-optimizer",
                 "overlap-grad-reduce", "overlap-param-gather") if key in a}  # fmt: skip
-    shards = DistributedDataParallelConfig(**sharding)
+    shards = DistributedDataParallelConfig(**sharding, grad_reduce_in_fp32="grad-reduce-in-bf16" not in a)
     pp, tp, cp = (getattr(config, f"{name}_parallel_size") for name in ("pipeline_model", "tensor_model", "context"))
     ep, data = config.expert_model_parallel_size, job.ranks // (pp * tp * cp)
     assert (config.expert_tensor_parallel_size or 1) == tp or "num-experts" not in a
@@ -486,6 +486,7 @@ def read_megatron(text, job):
         "full" if config.recompute_granularity == "full" else "none", several,
         "mixed-float16" if config.fp16 else "bfloat16" if whole else "mixed", splits_tokens=config.sequence_parallel,
         distributed_optimizer="use-distributed-optimizer" in a and not shards.use_megatron_fsdp,
+        main_gradient_bytes=4 if shards.grad_reduce_in_fp32 else 2,
     )  # fmt: skip
 
 

@@ -162,6 +162,26 @@ def test_sequence_parallel_gpt_gathers_before_and_scatters_after_products():
     assert flops(divided) - flops(whole) == pytest.approx(scores, rel=0.01)
 
 
+def test_megatrons_llama_keeps_the_tokens_of_its_rank_and_computes_its_loss_in_place():
+    entry = LLAMA.replace("vocabulary=256", "vocabulary=65536").replace("]", ",build={}]")
+    ours, megatron = (capture(entry.format(build), "tp=2") for build in ("torchtitan", "megatron"))
+    assert collectives(megatron.forward) == {
+        ("all_gather", "tp"): 2 * 2 + 1,
+        ("reduce_scatter", "tp"): 2 * 2 + 1,  # two in each layer, and the embedding
+        ("all_reduce", "tp"): 3,
+    }
+    assert collectives(megatron.backward[3]) == {
+        ("all_gather", "tp"): 2 * (2 + 2) + 1 + 1,
+        ("reduce_scatter", "tp"): 2 * 2 + 1,
+    }
+    products = [sum(c.flops for c in one.forward.calls if c.kind == "mm") for one in (ours, megatron)]
+    assert products[0] == products[1]
+    logits = 64 * 32768  # tokens, and this rank's half of the vocabulary
+    peak = megatron.forward.peak_bytes / logits
+    assert peak == pytest.approx(2 + 4, rel=0.02)  # in bfloat16, and in float32, which become the exponents
+    assert ours.forward.peak_bytes / logits > 8
+
+
 def test_gradients_of_a_gathered_input_are_reduced_apart_in_kempnerforge():
     entry = LLAMA.replace("]", ",build={}]")
     usual, apart = (capture(entry.format(build), "tp=2") for build in ("torchtitan", "kempnerforge"))

@@ -1,6 +1,8 @@
 """Frameworks: ids, releases and variants, what they change, and files that are refused. Shipped clusters: boards with a
 device file use it, and a precision without a rate is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -112,6 +114,7 @@ def test_a_file_of_the_user_serves_by_its_path(tmp_path):
         ('description = "x"\n[factors]\ngem = 1.1', "gem"),
         ('description = "x"\n[factors]\ngemm = 0.0', "from 0.1 to 10"),
         ('description = "x"\n[release.new]\nfused = true', "release: expected numbers"),
+        ('description = "x"\nmain_gradient_bytes = 3', "main_gradient_bytes: expected 2 or 4, got 3"),
     ],
 )
 def test_wrong_files_name_the_field(tmp_path, text, message):
@@ -129,6 +132,7 @@ def test_unknown_names_are_named(entry):
 
 def test_replicas_divide_the_state_of_a_distributed_optimizer():
     pytest.importorskip("torch")
+    from simdev.parallel.costs.reserved import reserved_bytes
     from simdev.parallel.plan import prepare, resident_bytes
 
     found = {}
@@ -138,8 +142,13 @@ def test_replicas_divide_the_state_of_a_distributed_optimizer():
         program = prepare(typed.plan, typed.prices())
         (stage,) = program.stages
         found[replicas] = resident_bytes(typed.plan, stage) / stage.parameters, program.finish[0].work_ns
-    assert [memory for memory, _ in found.values()] == [18, 12, 9]  # 6 + 12 / replicas bytes a parameter
+    assert [memory for memory, _ in found.values()] == [16, 10, 7]  # 2 + 2 + 12 / replicas bytes a parameter
     assert found[4][1] <= -(-found[1][1] // 4) + 1
+    allocated = [
+        reserved_bytes(replace(typed.plan, main_gradient_bytes=size))[0].allocated - size * stage.parameters
+        for size in (2, 4)
+    ]
+    assert allocated[0] == pytest.approx(allocated[1], abs=512)  # the allocator's rounding
 
 
 def test_arguments_leave_out_defaults():

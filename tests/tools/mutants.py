@@ -279,7 +279,7 @@ MUTANTS = {
         ("state.totals[RESERVED] + whole > limit", "state.totals[RESERVED] + whole >= limit"),
         ("if state.before[block] < 0 and state.after[block] < 0:", "if state.before[block] < 0:"),
     ],
-    ("simdev/planners/_kernel.py", "tests/planners/test_planner_kernels.py"): [
+    ("simdev/planners/_kernel.py", "tests/planners/test_parts.py"): [
         ("if stream[n] == 0 or start else 0", "if stream[n] == 0 else 0"),
         ("start = max(start, finish[wait_for[p]])", "start = finish[wait_for[p]]"),
         ("live[rank[n]] + most[name[n], stage[n]]", "live[rank[n]]"),

@@ -66,43 +66,31 @@ def grouped_attention(
     heads: int,
     kv_heads: int,
     ways: int,
-    merged: bool = False,
     apart: bool = False,
     head: int = 0,
     normed: bool = False,
 ):
     """Causal attention of ``heads`` queries that share ``kv_heads`` keys and values, on one of ``ways`` ranks. Each
-    head has ``head`` numbers (0: its share of the width). ``merged``: one product makes queries, keys and values.
+    head has ``head`` numbers (0: its share of the width).
     ``apart``: see :func:`reduced_apart`; keys and values are then repeated for each query, too. ``normed``: queries
     and keys pass an RMSNorm over their head before they are rotated (Qwen 3)."""
     from torch import nn
     from torch.nn import functional as F
 
     head = head or width // heads
-    sizes = [heads * head // ways, *[kv_heads * head // ways] * 2]
 
     class Attention(nn.Module):
         def __init__(self):
             super().__init__()
-            if merged:
-                self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * head, bias=False)
-                self.o = nn.Linear(heads * head, width, bias=False)
-            else:
-                self.q, self.o = (
-                    nn.Linear(width, heads * head, bias=False),
-                    nn.Linear(heads * head, width, bias=False),
-                )
-                self.k, self.v = (nn.Linear(width, kv_heads * head, bias=False) for _ in range(2))
+            self.q, self.o = nn.Linear(width, heads * head, bias=False), nn.Linear(heads * head, width, bias=False)
+            self.k, self.v = (nn.Linear(width, kv_heads * head, bias=False) for _ in range(2))
             if normed:
                 self.q_norm, self.k_norm = nn.RMSNorm(head), nn.RMSNorm(head)
 
         def forward(self, x, rotation):
             batch, tokens, _ = x.shape
-            if merged:
-                q, k, v = self.qkv(x).split(sizes, dim=-1)
-            else:
-                inputs = reduced_apart(x, 3) if apart else (x,) * 3
-                q, k, v = (f(one) for f, one in zip((self.q, self.k, self.v), inputs, strict=True))
+            inputs = reduced_apart(x, 3) if apart else (x,) * 3
+            q, k, v = (f(one) for f, one in zip((self.q, self.k, self.v), inputs, strict=True))
             q, k, v = (part.view(batch, tokens, -1, head) for part in (q, k, v))
             if normed:
                 q, k = self.q_norm(q), self.k_norm(k)
@@ -116,24 +104,18 @@ def grouped_attention(
     return Attention()
 
 
-def gated(width: int, hidden: int, merged: bool = False, apart: bool = False):
-    """The feed-forward part: a product gated by another one. ``merged``: one product makes both, and one kernel each
-    way applies the gate (``glu`` moves the bytes of a fused SwiGLU). ``apart``: see :func:`reduced_apart`."""
+def gated(width: int, hidden: int, apart: bool = False):
+    """The feed-forward part: a product gated by another one. ``apart``: see :func:`reduced_apart`."""
     from torch import nn
     from torch.nn import functional as F
 
     class FeedForward(nn.Module):
         def __init__(self):
             super().__init__()
-            if merged:
-                self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
-            else:
-                self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+            self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
             self.down = nn.Linear(hidden, width, bias=False)
 
         def forward(self, x):
-            if merged:
-                return self.down(F.glu(self.gate_up(x)))
             to_gate, to_up = reduced_apart(x, 2) if apart else (x, x)
             return self.down(F.silu(self.gate(to_gate)) * self.up(to_up))
 
@@ -259,7 +241,7 @@ def on_rank(x):
     return x.to_local(grad_placements=[Partial()]) if isinstance(x, DTensor) else x
 
 
-def grouped_attention_plan(merged: bool = False, apart: bool = False, normed: bool = False) -> dict[str, object]:
+def grouped_attention_plan(apart: bool = False, normed: bool = False) -> dict[str, object]:
     """Styles of :func:`grouped_attention` for :func:`over_tensors`. Norms of heads are divided by heads."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
@@ -273,7 +255,7 @@ def grouped_attention_plan(merged: bool = False, apart: bool = False, normed: bo
     wanted = Shard(1) if apart else Replicate()
     return {
         "attention": PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(wanted, None)),
-        **{f"attention.{name}": columns for name in (("qkv",) if merged else ("q", "k", "v"))},
+        **{f"attention.{name}": columns for name in ("q", "k", "v")},
         "attention.o": rows,
         **{
             f"attention.{name}": SequenceParallel(sequence_dim=2, use_local_output=True)
@@ -282,7 +264,7 @@ def grouped_attention_plan(merged: bool = False, apart: bool = False, normed: bo
     }
 
 
-def gated_plan(merged: bool = False, apart: bool = False) -> dict[str, object]:
+def gated_plan(apart: bool = False) -> dict[str, object]:
     """Styles of :func:`gated` for :func:`over_tensors`."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
@@ -290,6 +272,6 @@ def gated_plan(merged: bool = False, apart: bool = False) -> dict[str, object]:
     wanted = Shard(1) if apart else Replicate()
     return {
         "feed_forward": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(wanted,)),
-        **{f"feed_forward.{name}": ColwiseParallel() for name in (("gate_up",) if merged else ("gate", "up"))},
+        **{f"feed_forward.{name}": ColwiseParallel() for name in ("gate", "up")},
         "feed_forward.down": RowwiseParallel(output_layouts=Shard(1)),
     }

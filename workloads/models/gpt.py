@@ -14,10 +14,9 @@ the norm of the gradients.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 from simdev.errors import InvalidInput, UnknownName
 from simdev.graphs.parallel_model import Part, Stage, parallel_model
+from simdev.workloads.models._megatron import tensor_products
 
 SIZES = {
     "1.3b": {"width": 2048, "layers": 24, "heads": 16},  # GPT-3 XL (Brown et al. 2020, table 2.1)
@@ -87,7 +86,7 @@ def gpt(
     data = mesh["dp_replicate"].get_group() if "dp_replicate" in axes else None
     ways = mesh["tp"].size() if tp else 1
     divided = tp is not None and sequence_parallel == "yes"
-    ranks, half = _products(tp, ways, divided), torch.float16
+    ranks, half = tensor_products(tp, ways, divided), torch.float16
     dropout = torch.ops.aten.native_dropout
 
     def attend(q, k, v):
@@ -160,136 +159,6 @@ def gpt(
         torch._foreach_copy_(gradients, [piece.view_as(g) for piece, g in zip(pieces, gradients, strict=True)])
 
     return Stage(model, inputs, lambda module: _adam(module, fused=update == "fused"), finish=finish)
-
-
-def _products(tp, ways: int, divided: bool):
-    """What the ranks of the group ``tp`` (None: one rank) compute together.
-
-    ``columns(x, layer)`` and ``rows(x, layer)`` apply column- and row-parallel layers. ``words(tokens, table)`` embeds
-    tokens whose vocabulary is split over the ranks, ``logits(x, table)`` multiplies by it, and ``loss(logits, target)``
-    is the cross-entropy over it. With ``divided``, each rank holds its ``own(x)`` share of the tokens between products.
-    """
-    import torch
-    import torch.distributed as dist
-    from torch.nn.functional import linear
-
-    def reduce(x):
-        if tp is not None:
-            x = x.contiguous()
-            dist.all_reduce(x, group=tp)
-        return x
-
-    all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from PyTorch 2.13 on
-    reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-
-    def gather(x, later=False):
-        whole = x.new_empty((x.shape[0] * ways, *x.shape[1:]))
-        all_gather(whole, x.contiguous(), group=tp, async_op=later)
-        return whole
-
-    def scatter(x, later=False):
-        piece = x.new_empty((x.shape[0] // ways, *x.shape[1:]))
-        reduce_scatter(piece, x.contiguous(), group=tp, async_op=later)
-        return piece
-
-    class GatheredProduct(torch.autograd.Function):
-        """A column-parallel product of tokens that the ranks divide; the gathered tokens are not kept."""
-
-        @staticmethod
-        def forward(ctx, x, weight, bias):
-            ctx.save_for_backward(x, weight)
-            return linear(gather(x), weight, bias)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            x, weight = ctx.saved_tensors
-            whole = gather(x, later=True)
-            of_input = scatter(gradient.matmul(weight), later=True)
-            rows = gradient.flatten(0, 1)
-            of_weight = rows.t().matmul(whole.flatten(0, 1))
-            return of_input, of_weight, rows.sum(0) if ctx.needs_input_grad[2] else None
-
-    class Scattered(torch.autograd.Function):
-        """After a row-parallel layer: a reduce-scatter forward, a gather backward."""
-
-        @staticmethod
-        def forward(ctx, x):
-            return scatter(x)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gather(gradient)
-
-    class OwnTokens(torch.autograd.Function):
-        """This rank's tokens of what all ranks have."""
-
-        @staticmethod
-        def forward(ctx, x):
-            return x[: x.shape[0] // ways].contiguous()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gather(gradient)
-
-    class ToRanks(torch.autograd.Function):
-        """Before a column-parallel layer: nothing forward, an all-reduce backward."""
-
-        @staticmethod
-        def forward(ctx, x):
-            return x
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return reduce(gradient)
-
-    class FromRanks(torch.autograd.Function):
-        """After a row-parallel layer: an all-reduce forward, nothing backward."""
-
-        @staticmethod
-        def forward(ctx, x):
-            return reduce(x)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient
-
-    def columns(x, layer):
-        return GatheredProduct.apply(x, layer.weight, layer.bias) if divided else layer(ToRanks.apply(x))
-
-    def rows(x, layer):
-        return Scattered.apply(layer(x)) if divided else FromRanks.apply(layer(x))
-
-    class CrossEntropy(torch.autograd.Function):
-        """The loss over a split vocabulary."""
-
-        @staticmethod
-        def forward(ctx, logits, target):
-            logits = logits.float()
-            largest = logits.amax(dim=-1)
-            reduce(largest)
-            logits = logits - largest.unsqueeze(-1)
-            predicted = reduce(logits.gather(-1, target.unsqueeze(-1)).squeeze(-1))
-            exponents = logits.exp_()
-            total = reduce(exponents.sum(dim=-1))
-            exponents.div_(total.unsqueeze(-1))
-            ctx.save_for_backward(exponents)
-            return (total.log() - predicted).mean()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            (weights,) = ctx.saved_tensors
-            return weights.mul(gradient).to(torch.float16), None
-
-    def words(tokens, table):
-        return FromRanks.apply(table(tokens))
-
-    def own(x):
-        return OwnTokens.apply(x) if divided else x
-
-    def logits(x, table):
-        return GatheredProduct.apply(x, table, None) if divided else linear(ToRanks.apply(x), table)
-
-    return SimpleNamespace(columns=columns, rows=rows, words=words, own=own, logits=logits, loss=CrossEntropy.apply)
 
 
 def _adam(module, fused: bool):

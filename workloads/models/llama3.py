@@ -10,9 +10,9 @@ Weights and gradients are bfloat16 in computation and float32 in storage (FSDP's
 ``norm="composed"`` computes RMSNorm in float32 by separate kernels, as PyTorch did before version 2.8 outside of
 ``torch.compile``; ``"fused"`` is ``nn.RMSNorm``, one kernel each way since then.
 
-``build="megatron"`` is one replica as Megatron-Core has it with Transformer Engine: weights are stored in bfloat16, one
-product makes queries, keys and values, another one makes both parts of the feed-forward gate, and no FSDP casts or
-gathers weights. Its optimizer's state and traffic between replicas are not those of Megatron's distributed optimizer.
+``build="megatron"`` is one replica as Megatron-Core has it with Transformer Engine: weights are stored in bfloat16, and
+tensor and sequence parallelism, products and loss are Megatron's (:mod:`simdev.workloads.models._megatron`). Its
+optimizer's state and traffic between replicas are not those of Megatron's distributed optimizer.
 
 ``build="kempnerforge"`` is KempnerForge's tensor parallelism, compiled (kempnerforge/distributed/tensor_parallel.py in
 KempnerInstitute/KempnerForge): each rank has the whole embedding, the gradients of the inputs of queries, keys, values,
@@ -44,6 +44,7 @@ from simdev.workloads.models._decoder import (
     loss_over_tensors,
     over_tensors,
 )
+from simdev.workloads.models._megatron import merged_decoder
 
 SIZES = {
     "8b": {"width": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "hidden": 14336},
@@ -116,23 +117,30 @@ def llama3(
             return (y * scale).type_as(x) * self.weight
 
     Norm = ComposedNorm if norm == "composed" else nn.RMSNorm
-    merged, apart = build == "megatron", build == "kempnerforge"
+    inputs = decoder_inputs(part, microbatch, tokens, width, width // heads, ways)
+    again = partial(recomputed, recompute=recompute, context_fn=CONTEXTS.get(recompute), kinds=part.kinds)
+    if build == "megatron":
+        with torch.device("meta"):
+            shape = width, heads, kv_heads, hidden, vocabulary
+            model = merged_decoder(part, mesh, microbatch, length, *shape, Norm).to(torch.bfloat16)
+        again(model)
+        return Stage(model, inputs, adam)
+
+    apart = build == "kempnerforge"
 
     def layer():
-        attention = grouped_attention(width, heads, kv_heads, ways, merged, apart)
-        return decoder_layer(width, attention, gated(width, hidden, merged, apart), Norm)
+        attention = grouped_attention(width, heads, kv_heads, ways, apart)
+        return decoder_layer(width, attention, gated(width, hidden, apart), Norm)
 
     with torch.device("meta"):
         model = decoder(part, [layer() for _ in range(part.layers)], width, vocabulary, Norm, half_loss=apart)
-    styles = {**grouped_attention_plan(merged, apart), **gated_plan(merged, apart)}
+    styles = {**grouped_attention_plan(apart), **gated_plan(apart)}
     over_tensors(model, mesh, part, lambda _: styles, whole_loss=apart)
-    recomputed(model, recompute, context_fn=CONTEXTS.get(recompute), kinds=part.kinds)
-    if merged or weights == "bfloat16":
+    again(model)
+    if weights == "bfloat16":
         model.to(torch.bfloat16)
-    if not merged:
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=getattr(torch, reduce))
-        over_data(model, model.layers, mesh, policy)
-    inputs = decoder_inputs(part, microbatch, tokens, width, width // heads, ways)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=getattr(torch, reduce))
+    over_data(model, model.layers, mesh, policy)
     return Stage(model, inputs, adam, last_gradient, context=partial(_context, mesh, part, length, apart))
 
 

@@ -61,6 +61,7 @@ def write(job: Job, choice: Choice) -> str:
         "use-distributed-optimizer": sharded or settings.distributed_optimizer,
         "overlap-grad-reduce": mesh.replicas > 1,  # communication beside computation, as the plan was simulated
         "overlap-param-gather": sharded or settings.distributed_optimizer,
+        "grad-reduce-in-bf16": settings.main_gradient_bytes == 2,
     }
     words = [
         f"--{key}" if value is True else f"--{key} {value}" for key, value in arguments.items() if value is not False

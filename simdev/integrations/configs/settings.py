@@ -58,8 +58,9 @@ class Settings:
     ``precision`` is that of the model on this mesh (:data:`simdev.graphs.parallel_model.PRECISIONS`).
     ``reshard_after_forward``: the gathered parameters of a block are freed after its forward pass. ``splits_tokens``:
     the ranks of ``tp`` divide the tokens between layers (sequence parallelism). ``compiled``: the job's framework
-    runs under ``torch.compile``. ``distributed_optimizer``: replicas divide the optimizer's state. ``gathered``: shards
-    are gathered once in a step, and parameters stay gathered until the last backward pass.
+    runs under ``torch.compile``. ``distributed_optimizer``: replicas divide the optimizer's state.
+    ``main_gradient_bytes``: what a replica of it keeps of each gradient. ``gathered``: shards are gathered once in a
+    step, and parameters stay gathered until the last backward pass.
     """
 
     ranks: int
@@ -77,6 +78,7 @@ class Settings:
     splits_tokens: bool = False
     compiled: bool = False
     distributed_optimizer: bool = False
+    main_gradient_bytes: int = 4
     gathered: bool = False
 
 
@@ -124,6 +126,7 @@ def settings_of(
         # A framework with a distributed optimizer is Megatron-Core, whose kernels are fused by hand.
         compiled=job.software.fused and not job.software.distributed_optimizer,
         distributed_optimizer=job.software.distributed_optimizer and choice.mesh["dp_replicate"] > 1,
+        main_gradient_bytes=plan.main_gradient_bytes,
         gathered=plan.gathered,
     )
 

@@ -40,7 +40,6 @@ ENDS = 4  # of a block of rows that are tried
 LAYERS = (3, 4, 5)  # of the stages whose allocations are recorded
 RECORDED = STEP, STEP[:2]  # orders of passes in which allocations are recorded
 SEVERAL = 3  # recorded microbatches, of a step with more than one
-MAIN_GRADIENT = 4  # bytes of a gradient that Megatron-Core's buffer holds
 
 # Buffers of an NCCL communicator, est. by its source (2.18, init.cc and transport): for each channel a buffer for each
 # protocol, 512 KiB (LL), 4,800 KiB (LL128) and 4 MiB (simple); 24 channels, as NCCL opens them over NVSwitch.
@@ -95,7 +94,8 @@ def reserved_bytes(plan: Plan, known: dict | None = None) -> tuple[Reserved, ...
             found[rank] = Reserved(allocated, allocated * found[1].reserved // found[1].allocated, buffers)
             continue
         # Plans that differ in what a replay does not see, such as a network or further microbatches, share it.
-        software = plan.distributed_optimizer and plan.shares_of_update, plan.receive_buffers and plan.microbatches
+        divided = plan.distributed_optimizer and (plan.shares_of_update, plan.main_gradient_bytes)
+        software = divided, plan.receive_buffers and plan.microbatches
         stages = tuple(map(id, own.values())), tuple(sent.items()), plan.stages  # ``known`` keeps the recorded stages
         key = "replayed", *stages, orders[rank], *software, limit, buffers
         if key not in known:
@@ -131,7 +131,7 @@ def _replayed(
     events = []
     for stage, found in own.items():
         events.append(passes[stage].parameters())
-        sizes = [MAIN_GRADIENT * found.parameters] if plan.distributed_optimizer else []
+        sizes = [plan.main_gradient_bytes * found.parameters] if plan.distributed_optimizer else []
         if plan.receive_buffers:
             both = sent[stage], _gradient_bytes(found) if stage + 1 < plan.stages else 0
             sizes += [size for size in both if size for _ in range(plan.microbatches)]

@@ -69,11 +69,7 @@ SIZES = sizes(
         batches=("transformer-xl-2",),
     ),
     # Small leaves open whether a part helps by less than three seeds can show, or later than after 500 evaluations.
-    full=dict(
-        evaluations=2000,
-        seeds=5,
-        workloads=("inception-v3", "nmt", "nasnet-a-large", "rnnlm"),
-    ),
+    full=dict(evaluations=2000, seeds=5),
 )
 
 

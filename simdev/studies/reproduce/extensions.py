@@ -45,8 +45,7 @@ SIZES = sizes(
     # Small leaves open whether groups are learned in more evaluations, and whether two test graphs of a family are
     # like the others.
     full=dict(
-        joint_evaluations=10_000,
-        seeds=5,
+        joint_evaluations=2500,
         graphs_of_a_family=32,
         training_evaluations=20_000,
         tuning_evaluations=2000,

@@ -35,13 +35,14 @@ CLASSES = (*OP_CLASSES, "elementwise")
 class Framework:
     """What a file says. ``name`` is the id.
 
-    ``fused``: elementwise kernels that follow each other are one kernel. ``factors``: by how much kernels take longer
-    than the cost model says, by class of op; ``rest`` stands for all other classes. ``distributed_optimizer``:
-    data-parallel replicas hold whole parameters and gradients and divide the optimizer's state and its update, and
-    their traffic overlaps; ``main_gradient_bytes``: they keep a gradient in as many (4 or 2). ``send_bytes_per_s``: the
-    most that a send between two ranks reaches (0: what the link allows). ``slowdown``: how many times longer kernels
-    take beside a collective of their rank. ``parameters``: what the framework changes in the defaults of models, by
-    model. ``receive_buffers``: its pipelines keep a buffer for each microbatch
+    ``fused``: elementwise kernels that follow each other are one kernel; ``real_rotation``: those of rotary positions,
+    too, whose numbers are real there, where captured models multiply complex ones. ``factors``: by how much kernels
+    take longer than the cost model says, by class of op; ``rest`` stands for all other classes.
+    ``distributed_optimizer``: data-parallel replicas hold whole parameters and gradients and divide the optimizer's
+    state and its update, and their traffic overlaps; ``main_gradient_bytes``: they keep a gradient in as many (4 or 2).
+    ``send_bytes_per_s``: the most that a send between two ranks reaches (0: what the link allows). ``slowdown``: how
+    many times longer kernels take beside a collective of their rank. ``parameters``: what the framework changes in the
+    defaults of models, by model. ``receive_buffers``: its pipelines keep a buffer for each microbatch
     (:attr:`simdev.parallel.plan.Plan.receive_buffers`). ``compiled``: layers run under ``torch.compile``
     (:attr:`simdev.parallel.plan.Plan.compiled`).
     """
@@ -50,6 +51,7 @@ class Framework:
     description: str = ""
     host: Host = field(default_factory=Host)
     fused: bool = False
+    real_rotation: bool = False
     factors: Mapping[str, float] = field(default_factory=dict)
     distributed_optimizer: bool = False
     main_gradient_bytes: int = 4
@@ -70,7 +72,14 @@ class Framework:
     ) -> Prices:
         """What kernels and collectives of this framework take on ``cluster``, for a model with ``parameters``."""
         routing = routing_by_node(parameters or {})
-        return Prices(cluster, scale=self.scale, compiled=self.fused, float8=float8, routing=routing)
+        return Prices(
+            cluster,
+            scale=self.scale,
+            compiled=self.fused,
+            float8=float8,
+            routing=routing,
+            real_rotation=self.real_rotation,
+        )
 
     def on(self, cluster: Cluster) -> Cluster:
         """The cluster as this framework uses its links."""
@@ -159,6 +168,7 @@ def _read(data: dict, name: str, source: str) -> Framework:
         read("description", str),
         Host(**given),
         read("fused", bool, default=False),
+        read("real_rotation", bool, default=False),
         factors,
         read("distributed_optimizer", bool, default=False),
         main_gradient_bytes,

@@ -182,6 +182,15 @@ def test_products_stay_alone_and_a_path_through_them_parts_kernels():
     assert computing(graph) == ["exp", "mm", "add"]
 
 
+def test_ops_on_complex_numbers_stay_alone():
+    def turned(model, x):
+        pairs = torch.view_as_complex(x.exp().view(-1, 2))
+        return torch.view_as_real(pairs * pairs).flatten().sin() + 1
+
+    _, graph = fused(turned, torch.zeros(100))
+    assert computing(graph) == ["exp", "mul", "fused"]
+
+
 def test_a_reduction_to_few_numbers_ends_its_kernel():
     def normalised(model, x):
         y = x.exp()

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -120,6 +121,85 @@ def test_a_second_operand_is_read():
     assert remaining_shares([call("silu", 4, 4), call("mul", 8, 4)]) == [12 / 20] * 2
 
 
+def test_the_sum_of_a_residual_connection_is_written_beside_its_norm():
+    run = [call("add", 8, 4), call("_fused_rms_norm", 4, 4)]
+    assert remaining_shares(run) == [12 / 20] * 2
+    assert remaining_shares([replace(one, is_forward=True) for one in run]) == [16 / 20] * 2
+    assert remaining_shares([call("add", 8, 4, is_forward=True)]) == [1.0]
+
+
+def test_kernels_on_complex_numbers_stay_alone_unless_the_rotation_is_real():
+    product = replace(call("mul", 4, 4), signature="mul(c64[1],c64[1])->c64[1]")
+    run = [call("_to_copy", 2, 4), product, call("_to_copy", 4, 2)]
+    assert remaining_shares(run) == [1.0] * 3
+    assert remaining_shares(run, real_rotation=True) == [4 / 20] * 3
+
+
+def test_a_gate_is_one_kernel_across_the_product_of_its_other_half():
+    forward = [call("mm", 9, 4), call("silu", 4, 4), call("mm", 9, 4), call("mul", 8, 4), call("mm", 9, 4)]
+    assert remaining_shares(forward) == [1, 12 / 20, 1, 12 / 20, 1]
+    backward = [call("mul", 8, 4), call("mul", 8, 4), call("mm", 9, 4), call("mm", 9, 4), call("silu_backward", 8, 4)]
+    assert remaining_shares(backward) == [20 / 36, 20 / 36, 1, 1, 20 / 36]
+    other = [call("silu", 4, 4), call("all_reduce", 9, 4), call("mul", 8, 4)]
+    waits = [call("silu", 4, 4), call("mm", 9, 4, waits=(("tp", 0),)), call("mul", 8, 4)]
+    sums = [call("add", 8, 4), call("mm", 9, 4), call("mul", 8, 4)]
+    for calls in (other, waits, sums):
+        assert remaining_shares(calls) == [1.0] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles with g++")
+def test_a_layers_fused_bytes_are_near_those_that_inductor_counts(monkeypatch):
+    """A layer of Llama, whose rotation multiplies complex numbers: bytes of all kernels but products and attention, in
+    each pass. Without rules for complex numbers, gates and residual sums, 35 and 26 % are missing."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    from torch._inductor import config
+    from torch._inductor.graph import GraphLowering
+
+    from simdev.parallel.capture.stage import capture_stage
+    from simdev.workloads.models._decoder import decoder_layer, gated, grouped_attention
+
+    width, heads, hidden, tokens = 256, 4, 896, 512
+    passes, count = [], GraphLowering.count_bytes
+
+    def counted(graph):
+        nodes = [(getattr(one.node, "python_kernel_name", "") or "", one) for one in graph.scheduler.nodes]
+        apart = "mm", "attention", "view_as"
+        found = [one.get_read_write_buffers_sizes() for name, one in nodes if not any(part in name for part in apart)]
+        passes.append(sum(found))
+        return count(graph)
+
+    monkeypatch.setattr(GraphLowering, "count_bytes", counted)
+    layer = decoder_layer(
+        width, grouped_attention(width, heads, heads, 1), gated(width, hidden), torch.nn.RMSNorm
+    ).bfloat16()
+    x = torch.randn(1, tokens, width, dtype=torch.bfloat16, requires_grad=True)
+    rotation = torch.zeros(1, tokens, 1, width // heads // 2, dtype=torch.complex64)
+    torch._logging.set_logs(inductor_metrics=True)
+    with config.patch(force_disable_caches=True):
+        torch.compile(layer)(x, rotation).sum().backward()
+    torch._logging.set_logs()
+
+    entry = f"llama3-8b[width={width},heads={heads},kv_heads={heads},hidden={hidden},vocabulary=256,length={tokens}]"
+    several = []
+    for layers in (2, 3):
+        program = capture_stage(*find_model(entry), Mesh({"dp_shard": 1}), Part(layers), "FB")
+        several.append([])
+        for segment in (program.forward, program.backward[program.ONLY]):
+            shares = zip(segment.calls, remaining_shares(segment.calls), strict=True)
+            apart = "mm", "attention"
+            several[-1].append(
+                sum(
+                    share * (call.bytes_read + call.bytes_written)
+                    for call, share in shares
+                    if not any(part in call.kind for part in apart)
+                )
+            )
+    few, more = several
+    for estimate, inductor in zip(np.subtract(more, few), passes, strict=True):
+        assert estimate == pytest.approx(inductor, rel=0.16)
+
+
 def test_products_and_waits_end_a_run_and_keep_their_time():
     calls = [call("add", 8, 4), call("mm", 4, 4), call("add", 8, 4), call("mul", 4, 4, waits=(("tp", 0),))]
     assert remaining_shares(calls) == [1.0] * 4
@@ -156,7 +236,7 @@ def test_a_fused_segment_keeps_who_waits_for_whom():
         (), (), ((COMPUTE, 0),), ((COMPUTE, 0),), (("dp", 0),), ((COMPUTE, 3), (COMPUTE, 4), ("dp", 1)), (), ()
     ]  # fmt: skip
     first = fused.calls[1]
-    assert (first.bytes_read, first.bytes_written, first.live_bytes, first.is_forward) == (8, 4, 4, True)
+    assert (first.bytes_read, first.bytes_written, first.live_bytes, first.is_forward) == (8, 8, 4, True)
     assert fused.peak_bytes == 4 and fused.live_bytes == 4
 
 

@@ -8,8 +8,8 @@ The Inductor's own partition needs the GPU that it compiles for. The estimate fo
   shares most bytes wins.
 * What joins is what the Inductor writes as a loop: ops that PyTorch tags as pointwise, what it decomposes into such
   ops, and reductions with their normalisations. Products, convolutions, attention, pooling, gathers, sorts and the
-  optimizer's updates are kernels of their own. A reduction to fewer than
-  1,024 numbers ends its kernel.
+  optimizer's updates are kernels of their own, and so are ops on complex numbers, for which the Inductor writes no
+  code. A reduction to fewer than 1,024 numbers ends its kernel.
 * A tensor that only its own kernel reads is never written. A kernel has at most :data:`MOST_OPS` ops, and ops of at
   most one colocation group.
 
@@ -118,8 +118,9 @@ def _elements(graph: ComputationGraph) -> np.ndarray:
     by_signature = []
     for text in graph.signatures:
         parsed = parse_signature(text)
-        sizes = [tensor.elements for tensor in (*parsed.inputs, *parsed.outputs)]
-        by_signature.append(max(sizes, default=0))
+        tensors = *parsed.inputs, *parsed.outputs
+        is_complex = any(tensor.dtype in ("c64", "c128") for tensor in tensors)
+        by_signature.append(0 if is_complex else max((tensor.elements for tensor in tensors), default=0))
     fusible = np.array([_fusible(kind) for kind in graph.kinds])[graph.op_kind]
     fusible &= graph.op_phase != PHASES.index("update")
     fusible &= graph.op_persistent_bytes == 0

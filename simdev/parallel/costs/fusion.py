@@ -4,8 +4,13 @@ programs whose runs of kernels are one kernel each.
 A compiler merges elementwise kernels and reductions that follow each other into one. Results that only the next kernel
 reads then stay on the chip. A run of kernels reads what no kernel before it in the run has written, and writes the
 result of the last one. Calls do not say which tensors they share, so a kernel is taken to read what the kernel before
-it has written, as far as the bytes allow. Sums of gradients over microbatches lie between compiled graphs and are left
-as they are.
+it has written, as far as the bytes allow. A sum with which a forward run begins is that of a residual connection: what
+follows its next products reads it again, so it is written, too. Sums of gradients over microbatches lie between
+compiled graphs and are left as they are.
+
+Inductor generates no code for complex numbers ("does not support code generation for complex operators"), so that
+kernels on them stay alone. It computes the activation of a gated layer where it is multiplied by the other half: the
+product of that half lies between the two kernels, which are one all the same, and so are those of the backward pass.
 """
 
 from __future__ import annotations
@@ -17,9 +22,14 @@ from simdev.parallel.program import COMPUTE, Call, Segment
 from simdev.problem.opcost.signature import parse_signature
 
 ASSUMPTION = (
-    "elementwise ops and reductions that follow each other are one kernel; a compiled region ends at products, "
-    "attention, collectives, and kernels that wait for another stream; the optimizer is not compiled"
+    "elementwise ops and reductions that follow each other are one kernel, but for those on complex numbers; a "
+    "compiled region ends at products, attention, collectives, and kernels that wait for another stream; the optimizer "
+    "is not compiled"
 )
+
+COMPLEX = ("c64[", "c128[")  # in signatures
+PRODUCTS = frozenset({"mm", "addmm", "bmm", "linear"})
+GATES = frozenset({("silu", "mul"), ("gelu", "mul"), ("mul", "silu_backward"), ("mul", "gelu_backward")})
 
 FUSED = frozenset(
     """_fused_rms_norm _fused_rms_norm_backward _log_softmax _log_softmax_backward_data _softmax
@@ -29,10 +39,11 @@ FUSED = frozenset(
 )
 
 
-def remaining_shares(calls: Sequence[Call]) -> list[float]:
-    """The share of each call's time that is left if the runs of kernels in :data:`FUSED` are one kernel each."""
+def remaining_shares(calls: Sequence[Call], real_rotation: bool = False) -> list[float]:
+    """The share of each call's time that is left if the runs of kernels in :data:`FUSED` are one kernel each.
+    ``real_rotation``: kernels on complex numbers stand for those of a program that turns pairs of real ones."""
     shares = [1.0] * len(calls)
-    for run in _runs(calls, by_pass=False):
+    for run in _with_gates(calls, _runs(calls, by_pass=False, real_rotation=real_rotation)):
         parts = [calls[number] for number in run]
         alone = sum(call.bytes_read + call.bytes_written for call in parts)
         for number in run:
@@ -73,7 +84,7 @@ def _is_pass(call: Call) -> bool:
     return call.is_forward or call.in_backward
 
 
-def _runs(calls: Sequence[Call], *, by_pass: bool) -> list[list[int]]:
+def _runs(calls: Sequence[Call], *, by_pass: bool, real_rotation: bool = False) -> list[list[int]]:
     """Positions of kernels that follow each other and can be one kernel. With ``by_pass`` a run ends where the forward
     pass does, as both passes are compiled apart."""
     runs: list[list[int]] = []
@@ -81,6 +92,8 @@ def _runs(calls: Sequence[Call], *, by_pass: bool) -> list[list[int]]:
     for number, call in enumerate(calls):
         accumulates = call.kind == "add_" and call.in_backward and not call.is_forward
         joins = call.stream == COMPUTE and call.kind in FUSED and not accumulates
+        if joins and not real_rotation and any(kind in call.signature for kind in COMPLEX):
+            joins = False
         if joins:
             apart = by_pass and last and (call.is_forward, call.in_backward) != (last.is_forward, last.in_backward)
             if last is None or apart or call.waits:
@@ -90,13 +103,28 @@ def _runs(calls: Sequence[Call], *, by_pass: bool) -> list[list[int]]:
     return runs
 
 
+def _with_gates(calls: Sequence[Call], runs: list[list[int]]) -> list[list[int]]:
+    """The runs, with those merged that only the product of a gate's other half parts."""
+    merged: list[list[int]] = []
+    for run in runs:
+        before = merged[-1] if merged else []
+        between = calls[before[-1] + 1 : run[0]] if before else ()
+        parted = between and all(call.kind in PRODUCTS and not call.waits for call in between)
+        if parted and (calls[before[-1]].kind, calls[run[0]].kind) in GATES and not calls[run[0]].waits:
+            before += run
+        else:
+            merged.append(run)
+    return merged
+
+
 def _moved(run: Sequence[Call]) -> tuple[int, int]:
     """The bytes that the run reads and writes as one kernel."""
     read = written = 0
     for call in run:
         read += max(0, call.bytes_read - written)
         written = call.bytes_written
-    return read, written
+    residual = len(run) > 1 and run[0].kind == "add" and run[0].is_forward
+    return read, written + (run[0].bytes_written if residual else 0)
 
 
 def _as_one(run: Sequence[Call]) -> Call:

@@ -235,8 +235,9 @@ class Prices:
     """Whole nanoseconds of calls on a cluster, remembered by signature.
 
     ``scale`` multiplies the duration of kernels by class of op (:func:`simdev.problem.costs.op_class`), a calibrated
-    quantity. ``compiled``: elementwise kernels are fused (:mod:`simdev.parallel.costs.fusion`). ``float8``: linear
-    layers multiply in FP8. ``routing``: how tokens of experts that go once to each node are routed.
+    quantity. ``compiled``: elementwise kernels are fused (:mod:`simdev.parallel.costs.fusion`), with ``real_rotation``
+    those on complex numbers, too. ``float8``: linear layers multiply in FP8. ``routing``: how tokens of experts that go
+    once to each node are routed.
     """
 
     def __init__(
@@ -247,8 +248,10 @@ class Prices:
         compiled: bool = False,
         float8: Float8 | None = None,
         routing: Routing | None = None,
+        real_rotation: bool = False,
     ):
         self.compiled, self.float8, self.routing = compiled, float8, routing
+        self.real_rotation = real_rotation
         self.cluster, self.costs, self.scale = cluster, costs or CostModel(), scale or {}
         self._kernels: dict[tuple, int] = {}
         self._collectives: dict[tuple, tuple[int, float]] = {}  # ns, and the share of an adapter
@@ -269,7 +272,7 @@ class Prices:
         if not self.compiled:
             return of_each
         sequence = [calls[number] for number in segment.order.tolist()]
-        shares = zip(of_each.tolist(), remaining_shares(sequence), sequence, strict=True)
+        shares = zip(of_each.tolist(), remaining_shares(sequence, self.real_rotation), sequence, strict=True)
         return np.array([ns if call.axes else max(1, round(share * ns)) for ns, share, call in shares], np.int64)
 
     def _cost(self, calls: list[Call]) -> list[int]:

@@ -75,14 +75,15 @@ FITTED = {  # set -> on which rows its constants were fitted, which constants th
         RULES,
         "no constant was fitted to it: the host times are estimated. Rules chosen with its two given rows in view: "
         "RMSNorm by eight kernels, fused elementwise kernels under torch.compile, the cube root of the power limit, "
-        "what torch.compile keeps of a layer, and the allocator's rules for reserved memory",
+        "what torch.compile keeps of a layer, and the allocator's rules for reserved memory. Which kernels it fuses was "
+        "corrected by the bytes that Inductor counts, when the errors were known",
     ),
     "megatron-bridge": (
         RULES,
         "no constant was fitted to it. Rules chosen after the errors of its four given rows were seen: cuBLAS in FP8, "
         "weights cast once a step, merged products, fused elementwise kernels, FlashAttention 2 up to release 24.07, "
-        "data-parallel traffic that overlaps, and an update divided among replicas. Models that are no Llama are taken "
-        "as gated ones with the same FLOPs",
+        "data-parallel traffic that overlaps, an update divided among replicas, and Megatron's own tensor parallelism "
+        "and loss. Models that are no Llama are taken as gated ones with the same FLOPs",
     ),
     "published-plans": (
         RULES,
@@ -92,8 +93,9 @@ FITTED = {  # set -> on which rows its constants were fitted, which constants th
         "apart, one NVLink bundle for each pair of four GPUs, no FSDP on one rank); so was what AutoModel executes of "
         "models with experts (a token goes once to each rank and node, its benchmarks' gate, fused kernels). For the "
         "rows of Megatron-LM and Llama 3, AutoModel's Llama 3 70B, and those of fms-fsdp with recomputation, nothing "
-        "was chosen after an error was seen, but the slowdown of kernels beside collectives (a published mean), and "
-        "that AutoModel's 70B job reduces gradients after each microbatch, without which it does not fit",
+        "was chosen after an error was seen, but the slowdown of kernels beside collectives (a published mean), "
+        "which kernels a compiler fuses (the bytes that Inductor counts), and that AutoModel's 70B job reduces "
+        "gradients after each microbatch, without which it does not fit",
     ),
 }
 CONTROL_ROWS = {  # set -> sets to whose rows its control is fitted, the judged model's rows left out

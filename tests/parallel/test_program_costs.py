@@ -197,6 +197,7 @@ def test_a_layers_fused_bytes_are_near_those_that_inductor_counts(monkeypatch):
             )
     few, more = several
     for estimate, inductor in zip(np.subtract(more, few), passes, strict=True):
+        print(f"{estimate:,.0f} bytes, Inductor counts {inductor:,}: {100 * (estimate / inductor - 1):+.1f} %")
         assert estimate == pytest.approx(inductor, rel=0.16)
 
 

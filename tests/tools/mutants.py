@@ -81,7 +81,7 @@ OVERLAP = some(
     "times_beside_collectives_are_counted_once_and_pauses_between_them_not_at_all",
     "without_a_slowdown_nothing_changes_and_bad_factors_are_refused",
 )
-ADAPTERS = "tests/parallel/test_adapters.py"
+ADAPTERS = "tests/parallel/test_collectives.py"
 ALLOCATOR = some(
     COSTS,
     "a_segment_has_the_size_that_the_request_asks_for",

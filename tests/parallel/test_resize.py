@@ -6,7 +6,7 @@ import pytest
 
 from simdev.graphs.parallel_model import Part
 from simdev.parallel import Mesh, find_model, load_cluster, parse_mesh
-from simdev.parallel.capture import remembered, resize
+from simdev.parallel.capture import resize
 from simdev.parallel.capture.stage import capture_stage, captured, is_kept
 from simdev.parallel.costs.reserved import record_stage
 from simdev.parallel.passes import PIPELINE, STEP
@@ -16,6 +16,8 @@ from simdev.planners import Choice, Evaluator, Job
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
+from simdev.parallel.capture import remembered  # noqa: E402
 
 aten = torch.ops.aten
 TINY = "llama3-8b[width=64,layers=2,heads=4,kv_heads=2,hidden=128,vocabulary=256,length=32,recompute=full]"

@@ -9,9 +9,9 @@
 * F4: the same models as if the device had no device file. A stand-in replaces it, scaled by the device's datasheet. The
   stand-in of a training board is the newest other training board. An inference board has too little power to hold its
   clock; its stand-in is the next newer inference board. If there is none, it is the training board of its generation,
-  with products slowed down by the ratio between older inference boards and their training boards. The rules were chosen
-  with the cases of P100, V100 and T4 in view, and the last rule also with the op tables of T4 and P4. The op tables are
-  predicted in the same way.
+  with products slowed down by the ratio between older inference boards and their training boards. As if unknown, the T4
+  has no such board: it is the only one with a device file. The rules were chosen with the cases of P100, V100 and T4 in
+  view, and the last rule also with the op tables of T4 and P4. The op tables are predicted in the same way.
 """
 
 from __future__ import annotations

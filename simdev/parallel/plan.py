@@ -6,7 +6,7 @@ The simulation answers step time, tokens per second, model FLOPs utilisation, me
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -308,7 +308,8 @@ class PlanReport(Generic[AnyPlan]):
     ``peak_bytes``, ``compute_ns``, ``exposed_ns`` and ``bubble_ns`` are int64 per pipeline rank: most memory in use;
     time in which its compute stream runs kernels; time in which that stream is idle while one of the rank's collectives
     runs; the rest of the step. ``memory`` holds for each pipeline rank its actions in order, each with the most bytes
-    in use during it and the bytes in use after it.
+    in use during it and the bytes in use after it. ``kernel_ns`` holds for each pipeline rank how long its compute
+    stream runs the kernels of a class of op (:func:`~simdev.problem.costs.op_class`), none of them slowed down.
     """
 
     plan: AnyPlan
@@ -320,6 +321,7 @@ class PlanReport(Generic[AnyPlan]):
     unrolled: UnrolledJob
     schedule: Schedule
     memory: Memory = ()
+    kernel_ns: tuple[Mapping[str, int], ...] = ()
 
     @property
     def tokens_per_s(self) -> float:
@@ -338,6 +340,9 @@ class PlanReport(Generic[AnyPlan]):
         """The figures, ready for JSON. ``reserved`` is the reserved memory of each pipeline rank
         (:func:`simdev.parallel.costs.reserved.reserved_bytes`): it then decides whether the plan fits."""
         found = self._figures()
+        for row, one in zip(found["pipeline_ranks"], self.kernel_ns, strict=True):
+            total = sum(one.values()) or 1
+            row["kernel_shares"] = {name: ns / total for name, ns in sorted(one.items(), key=lambda item: -item[1])}
         if reserved is None:
             return found
         for row, one in zip(found["pipeline_ranks"], reserved, strict=True):
@@ -482,7 +487,10 @@ def time_stages(
 
 def _divided(update: Template, shares: int) -> Template:
     """The update of a rank that has one of so many shares of it."""
-    return update if shares == 1 else replace(update, ns=np.maximum(1, update.ns // shares))
+    if shares == 1:
+        return update
+    kernels = {name: ns // shares for name, ns in update.kernel_ns.items()}
+    return replace(update, ns=np.maximum(1, update.ns // shares), kernel_ns=kernels)
 
 
 def simulate_plan(
@@ -651,9 +659,26 @@ def _report(program: PlanProgram, orders, templates, unrolled: UnrolledJob, sche
     compute, exposed = stream_times(unrolled, schedule, ranks)
     memory = tuple(_memory(program, orders[rank], templates) for rank in range(ranks))
     idle = schedule.step_ns - compute - exposed
+    kernels = tuple(kernel_ns(one for _, one in _steps(program, orders[rank], templates)) for rank in range(ranks))
     return PlanReport(
-        plan, int(schedule.step_ns), most_bytes(memory), compute, exposed, idle, unrolled, schedule, memory
+        plan, int(schedule.step_ns), most_bytes(memory), compute, exposed, idle, unrolled, schedule, memory, kernels
     )
+
+
+def kernel_ns(templates: Iterable[Template]) -> dict[str, int]:
+    """The summed duration of the kernels of ``templates`` on the compute stream, by class of op."""
+    found: dict[str, int] = {}
+    for template in templates:
+        for name, ns in template.kernel_ns.items():
+            found[name] = found.get(name, 0) + ns
+    return found
+
+
+def _steps(program: PlanProgram, actions: tuple[Action, ...], templates: Mapping[Action, Template]) -> list:
+    """``(action, template)`` of all that a pipeline rank runs, the updates at the end."""
+    stages = sorted({action[1] for action in actions})
+    steps = [(action, templates[action]) for action in actions if action[0] != "I" or action[1]]
+    return steps + [(("U", stage, 0), program.finish[stage]) for stage in stages]
 
 
 def stream_times(unrolled: UnrolledJob, schedule: Schedule, ranks: int) -> tuple[np.ndarray, np.ndarray]:
@@ -689,10 +714,8 @@ def _memory(program: PlanProgram, actions: tuple[Action, ...], templates: dict[A
     if plan.receive_buffers:
         live += plan.microbatches * sum(map(sum, received.values()))
     met: set[int] = set()
-    steps = [(action, templates[action]) for action in actions if action[0] != "I" or action[1]]
-    steps += [(("U", stage, 0), program.finish[stage]) for stage in stages]
     found = []
-    for action, template in steps:
+    for action, template in _steps(program, actions, templates):
         activation, gradient = received[action[1]]
         if not plan.receive_buffers and action[0] != "U":
             halved = action[0] == "W" and action[1]  # the first half received the gradient

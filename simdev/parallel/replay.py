@@ -14,7 +14,7 @@ from simdev.parallel.costs.overlap import beside_collectives, simulate_unrolled
 from simdev.parallel.costs.timing import Host, Prices, Template, make_template
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import Action
-from simdev.parallel.plan import PlanReport, most_bytes, stream_times
+from simdev.parallel.plan import PlanReport, kernel_ns, most_bytes, stream_times
 from simdev.parallel.rank_program import RankProgram
 from simdev.parallel.stragglers import Slow, make_unroller
 from simdev.parallel.unroll import in_turns
@@ -121,8 +121,12 @@ def simulate_rank_program(
     compute, exposed = stream_times(unrolled, schedule, ranks)
     memory = tuple(_memory(program, rank) for rank in range(ranks))
     idle = schedule.step_ns - compute - exposed
+    kernels = tuple(
+        kernel_ns(timed[piece.segment, rank * width % plan.cluster.gpus] for piece in pieces)
+        for rank, pieces in enumerate(program.pieces)
+    )
     return PlanReport(
-        plan, int(schedule.step_ns), most_bytes(memory), compute, exposed, idle, unrolled, schedule, memory
+        plan, int(schedule.step_ns), most_bytes(memory), compute, exposed, idle, unrolled, schedule, memory, kernels
     )
 
 

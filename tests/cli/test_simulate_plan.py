@@ -29,6 +29,8 @@ def test_a_plan_prints_its_figures_and_writes_trace_and_picture(tmp_path, monkey
     assert done.exit_code == 0, done.output
     found = json.loads(done.output)
     assert found["ranks"] == 4 and found["step_ns"] > 0 and len(found["pipeline_ranks"]) == 2
+    shares = found["pipeline_ranks"][1]["kernel_shares"]
+    assert sum(shares.values()) == pytest.approx(1) and {"gemm", "attention", "norm"} <= {*shares}
     events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "M"]
     names = {(event["pid"], event["args"].get("name")) for event in events}
     assert {(0, "compute"), (0, "dp_shard"), (1, "compute"), (0, "host")} <= names
@@ -36,6 +38,8 @@ def test_a_plan_prints_its_figures_and_writes_trace_and_picture(tmp_path, monkey
     assert picture.read_text().startswith("<?xml") and "F0.0" in picture.read_text()
     text = run(*arguments)
     assert "tokens/s/GPU" in text.output and "pipeline rank" in text.output
+    last = text.output.splitlines()[-1]
+    assert re.fullmatch(r"kernels, rank [01] +\w+ \d+\.\d%(, \w+ \d+\.\d%)+", last), last
 
 
 def test_stages_with_meshes_of_their_own(tmp_path, monkeypatch):

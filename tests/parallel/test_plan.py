@@ -301,6 +301,8 @@ def test_figures_add_up(program):
     report = simulate_program(program)
     assert np.array_equal(report.compute_ns + report.exposed_ns + report.bubble_ns, np.full(2, report.step_ns))
     assert (report.bubble_ns >= 0).all() and (report.exposed_ns >= 0).all()
+    assert [sum(one.values()) for one in report.kernel_ns] == report.compute_ns.tolist()
+    assert all(one["gemm"] and one["attention"] for one in report.kernel_ns)
     assert report.plan.sequences == 8
     assert report.tokens_per_s == pytest.approx(8 * 32 / (report.step_ns / 1e9))
 

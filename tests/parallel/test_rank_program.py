@@ -39,6 +39,7 @@ def test_a_whole_step_is_simulated(program):
     assert report.peak_bytes.tolist() == [1064]
     assert report.plan.flops == 2 * 2 * (1 << 30) and report.plan.tokens == 4 * 128
     assert report.exposed_ns[0] == 0 or report.exposed_ns[0] < report.step_ns
+    assert sum(report.kernel_ns[0].values()) == report.compute_ns[0]
     summary = report.summary()
     assert (summary["model"], summary["mesh"], summary["schedule"]) == ("p", "tp=2", "as captured")
 

@@ -164,3 +164,6 @@ def print_report(found: dict) -> None:
     ]
     memory = ["allocated GiB", *(["reserved GiB", "NCCL GiB"] if RESERVED[0] in found["pipeline_ranks"][0] else [])]
     print_table(["pipeline rank", *memory, "computes", "exposed communication", "idle (bubble, host)"], rows)
+    longest = max(found["pipeline_ranks"], key=lambda row: row["compute_share"])
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in longest["kernel_shares"].items() if share >= 0.0005)
+    print(f"kernels, rank {longest['rank']:<3} {shares}")

@@ -89,7 +89,8 @@ class Template:
     ``wait_for`` int32 ``(w,)``: the item waits for an item of the segment, or for ``-1 - stream``: the stream's last
     item before it. ``kind`` int32 into ``kinds``; ``calls`` int32 counts the calls of an item. ``collectives`` are the
     collectives by their items, and ``adapter`` float64 ``(n,)`` how much of a rank's adapter to the network an item
-    takes (:func:`~simdev.parallel.costs.collectives.adapter_share`).
+    takes (:func:`~simdev.parallel.costs.collectives.adapter_share`). ``kernel_ns`` is the summed duration of kernels on
+    the compute stream by class of op (:func:`~simdev.problem.costs.op_class`).
     """
 
     streams: tuple[str, ...]
@@ -108,6 +109,7 @@ class Template:
     flops: int
     adapter: np.ndarray
     collectives: Mapping[int, Call] = field(default_factory=dict)
+    kernel_ns: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def kinds_of_collectives(self) -> tuple[np.ndarray, np.ndarray, list[Call]]:
@@ -147,7 +149,8 @@ def make_template(
     begins[waiting] = True
     begin, item_of = np.flatnonzero(begins), np.cumsum(begins) - 1
     counts = np.diff(begin, append=len(order)).astype(np.int32)
-    durations, issue, rest = _runs(prices.of(segment, mesh, first), host.dispatches_ns(segment, mesh), begin)
+    ns = prices.of(segment, mesh, first)
+    durations, issue, rest = _runs(ns, host.dispatches_ns(segment, mesh), begin)
     flops = np.array([call.flops for call in calls], np.int64)[order]
     heaviest = order[_first_largest(flops, begin, item_of)].tolist()
     kinds: dict[str, int] = {}
@@ -176,7 +179,17 @@ def make_template(
         int(flops.sum()),
         adapter,
         collectives,
+        _by_class(calls, np.bincount(order, ns, len(calls)), stream_of),
     )
+
+
+def _by_class(calls: list[Call], ns: np.ndarray, stream: np.ndarray) -> dict[str, int]:
+    """The summed ``ns`` of the kernels on the compute stream, by class of op."""
+    found: dict[str, int] = {}
+    for call, one in zip(calls, np.where(stream == 0, ns, 0).astype(np.int64).tolist(), strict=True):
+        if one:
+            found[op_class(call.kind)] = found.get(op_class(call.kind), 0) + one
+    return found
 
 
 def on_mesh(template: Template, mesh: Mesh, first: int, host: Host, prices: Prices) -> Template:

@@ -340,9 +340,9 @@ class PlanReport(Generic[AnyPlan]):
         """The figures, ready for JSON. ``reserved`` is the reserved memory of each pipeline rank
         (:func:`simdev.parallel.costs.reserved.reserved_bytes`): it then decides whether the plan fits."""
         found = self._figures()
-        for row, one in zip(found["pipeline_ranks"], self.kernel_ns, strict=True):
-            total = sum(one.values()) or 1
-            row["kernel_shares"] = {name: ns / total for name, ns in sorted(one.items(), key=lambda item: -item[1])}
+        for row, times in zip(found["pipeline_ranks"], self.kernel_ns, strict=True):
+            total = sum(times.values()) or 1
+            row["kernel_shares"] = {name: ns / total for name, ns in sorted(times.items(), key=lambda item: -item[1])}
         if reserved is None:
             return found
         for row, one in zip(found["pipeline_ranks"], reserved, strict=True):

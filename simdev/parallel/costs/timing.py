@@ -183,7 +183,7 @@ def make_template(
     )
 
 
-def _by_class(calls: list[Call], ns: np.ndarray, stream: np.ndarray) -> dict[str, int]:
+def _by_class(calls: tuple[Call, ...], ns: np.ndarray, stream: np.ndarray) -> dict[str, int]:
     """The summed ``ns`` of the kernels on the compute stream, by class of op."""
     found: dict[str, int] = {}
     for call, one in zip(calls, np.where(stream == 0, ns, 0).astype(np.int64).tolist(), strict=True):

@@ -75,8 +75,9 @@ FITTED = {  # set -> on which rows its constants were fitted, which constants th
         RULES,
         "no constant was fitted to it: the host times are estimated. Rules chosen with its two given rows in view: "
         "RMSNorm by eight kernels, fused elementwise kernels under torch.compile, the cube root of the power limit, "
-        "what torch.compile keeps of a layer, and the allocator's rules for reserved memory. Which kernels it fuses "
-        "was corrected by the bytes that Inductor counts, when the errors were known",
+        "what torch.compile keeps of a layer, and the allocator's rules for reserved memory. Two were corrected when "
+        "the errors were known: which kernels it fuses, by the bytes that Inductor counts, and that a power limit "
+        "slows attention as well, by two boards of one chip",
     ),
     "megatron-bridge": (
         RULES,

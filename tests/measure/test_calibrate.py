@@ -30,7 +30,7 @@ from simdev.problem.problem import Problem
 from simdev.problem.topology import Device, Topology, load_kinds, load_topology, parse_topology
 from simdev.sim import simulate
 from simdev.studies.fidelity import resnet50
-from simdev.studies.fidelity.kernels import kernel_cases
+from simdev.studies.fidelity.kernels import kernel_cases, power_cases
 from simdev.studies.fidelity.label_graph import graph_of, time_graph
 from simdev.studies.fidelity.memory import graph_peak, replay_memory
 from simdev.studies.fidelity.tables import teacher_of
@@ -128,16 +128,34 @@ def test_damaged_tables_are_refused(tmp_path):
         read_operators(path)
 
 
-# products on a board with a smaller power limit
+# kernels on a board with a smaller power limit
 
 
-def test_less_power_slows_products_on_matrix_units():
-    kinds, product = load_kinds(), [KernelPart("gemm", (1, 2048, 8192, 2048), "bf16")]
+@pytest.mark.parametrize(
+    "name, dims", [("gemm", (1, 2048, 8192, 2048)), ("attention", (2, 32, 32, 4096, 4096, 128, 128, 1))]
+)
+def test_less_power_slows_kernels_on_matrix_units(name, dims):
+    kinds, part = load_kinds(), [KernelPart(name, dims, "bf16")]
     ns = [
-        calibration_of(kind).durations(product, datasheet_of(kind), kind.launch_ns)[0][0]
+        calibration_of(kind).durations(part, datasheet_of(kind), kind.launch_ns)[0][0]
         for kind in (kinds[name] for name in ("a100-sxm4-40gb", "a100-pcie-40gb"))
     ]
     assert 1.05 < ns[1] / ns[0] < (400 / 250) ** (1 / 3) + 1e-6
+
+
+def test_a_chip_under_two_power_limits_judges_the_rule():
+    shapes, slower = [(1, 4096 * more, 8192, 8192) for more in (1, 2, 3)], (1200 / 1000) ** (1 / 3)
+
+    def table(device, seconds):
+        return Observations(device, "gemm", "bf16", np.array([*shapes, (1, 64, 64, 64)]), np.array(seconds), "x")
+
+    # the last shape is short and the first one an outlier: neither counts
+    high, low = [0.5e-3, 1e-3, 2e-3, 1e-6], [0.9e-3, 1e-3 * slower, 2e-3 * slower, 9e-6]
+    plain, ruled = power_cases([table("NVIDIA_B200", low), table("NVIDIA_GB200", high)])
+    assert plain["case"] == "x: 3 shapes" and plain["group"].startswith("products bf16, b200 from gb200")
+    assert plain["predicted_s"] / plain["measured_s"] == pytest.approx(1 / slower)
+    assert ruled["predicted_s"] / ruled["measured_s"] == pytest.approx(1)
+    assert power_cases([table("NVIDIA_B200", low), table("NVIDIA_H200", high)]) == []
 
 
 # peak memory from a trace's allocations

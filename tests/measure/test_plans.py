@@ -196,6 +196,7 @@ def test_the_script_of_a_plan_runs_beside_it(tmp_path, mesh, schedule, script):
     assert ("step of the script" in (tmp_path / "report.md").read_text()) == script
 
 
+@two_cores
 def test_plans_run_once_on_a_computer_that_stays_busy(monkeypatch):
     from simdev.measure import plans
 
@@ -212,6 +213,7 @@ def test_plans_run_once_on_a_computer_that_stays_busy(monkeypatch):
     assert len(asked) == 13 and len(rows) == len(plans.PLANS)
 
 
+@two_cores
 def test_the_command_runs_the_scripts_too(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 

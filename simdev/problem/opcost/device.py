@@ -45,7 +45,7 @@ from simdev.errors import InvalidInput, UnknownName, quoted
 from simdev.files import read_toml
 from simdev.problem.graph_file import read_npz
 from simdev.problem.opcost.parts import DIMENSIONS, KernelPart
-from simdev.problem.opcost.physics import GEMM_LIKE, PRODUCTS, Datasheet, baseline_s, features, on_matrix_units
+from simdev.problem.opcost.physics import PRODUCTS, Datasheet, baseline_s, features, on_matrix_units
 from simdev.problem.opcost.tensor_cores import TENSOR_DTYPES
 from simdev.problem.opcost.trees import Trees, trees_from
 
@@ -110,12 +110,6 @@ class Calibration:
     ops: Mapping[str, float] = field(default_factory=dict)
     factors: Mapping[str, float] = field(default_factory=dict)
 
-    def clock_ratio(self, sheet: Datasheet) -> float:
-        """The clock of the measured board over that of a board with the datasheet ``sheet`` in long products on matrix
-        units, which power limits: its cube grows as the power, as frequency and voltage rise together. At least 1."""
-        known = self.watts and sheet.watts
-        return max(1.0, self.watts / sheet.watts) ** (1 / 3) if known else 1.0
-
     def fit_of(self, part: KernelPart) -> ClassFit | None:
         """The fit that serves ``part``; None if its class or dtype was not measured."""
         if on_matrix_units(part.name, part.dtype):
@@ -154,11 +148,20 @@ class Calibration:
             fit = self.fit_of(parts[members[0]])
             assert fit is not None, "grouped above by its class"
             slower = self.steps.get(dtype, self.steps.get("bf16", 1.0) if dtype in ("f16", "f8") else 1.0)
-            slower *= self.clock_ratio(sheet) if on_matrix_units(name, dtype) and name in GEMM_LIKE else 1.0
+            slower *= clock_ratio(self.watts, sheet.watts) if on_matrix_units(name, dtype) else 1.0
             ns[members] = launch_ns + 1e9 * fitted_s(fit, name, dims, sheet, dtype) * slower
             for number in members:
                 source[number] = "fit"
         return ns, source
+
+
+def clock_ratio(watts: float, limit: float) -> float:
+    """How much slower a board with a power limit of ``limit`` W runs long kernels on matrix units than the same chip
+    with ``watts``: power limits their clock, whose cube grows as the power, as frequency and voltage rise together. At
+    least 1; 1 where a limit is not known (0).
+
+    Products and fused attention gain alike where the limit is higher (:mod:`simdev.studies.fidelity.kernels`)."""
+    return max(1.0, watts / limit) ** (1 / 3) if watts and limit else 1.0
 
 
 def fitted_s(fit: ClassFit, name: str, dims: np.ndarray, sheet: Datasheet, dtype: str = "f32") -> np.ndarray:

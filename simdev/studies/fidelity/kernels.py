@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from simdev.calibrate.kernel_tables import fitted, read_kernel_tables
 from simdev.calibrate.matrix_units import predicted_s
 from simdev.calibrate.observations import Observations
 from simdev.errors import InvalidInput
-from simdev.problem.opcost.device import Calibration, calibration_names, load_calibration
+from simdev.problem.opcost.device import Calibration, calibration_names, clock_ratio, load_calibration
 from simdev.problem.opcost.physics import PRODUCTS, baseline_s
 
 LARGE = 1024  # the least side of the products that the goal covers
@@ -22,6 +23,9 @@ HOST_TIMED, HOST_S = ("EleutherAI", "LLMCompass"), 100e-6
 # A reading of OpenXLA's table is that of a timer around one kernel: it holds a constant, which its smallest products,
 # far below the judged ones, show. On H100 and B200 it is 5 us.
 KERNEL_TIMED, TINY_S, FEW = "OpenXLA", 0.5e-6, 4
+# Boards of one chip and their limits in W (datasheets of GB200 NVL72 and HGX B200). Long kernels show the limit.
+ONE_CHIP = (("NVIDIA_GB200", 1200.0), ("NVIDIA_B200", 1000.0))
+LONG_S = 0.5e-3
 
 
 def kernel_cases(data: Path, notes: list[str]) -> list[dict]:
@@ -31,7 +35,7 @@ def kernel_cases(data: Path, notes: list[str]) -> list[dict]:
     except InvalidInput as error:
         notes.append(f"kernel tables: {error}")
         return []
-    return [case for rows in tables for case in _table_case(rows)]
+    return [case for rows in tables for case in _table_case(rows)] + power_cases(tables)
 
 
 def _table_case(table: Observations) -> list[dict]:
@@ -67,6 +71,52 @@ def _table_case(table: Observations) -> list[dict]:
             "left_out": left_out,
         }
     ]
+
+
+def power_cases(tables: Iterable[Observations]) -> list[dict]:
+    """What a higher power limit does to long kernels on matrix units, from two boards of one chip (:data:`ONE_CHIP`).
+
+    The readings of the board with the higher limit predict those of the other one: as they are, and slowed down by the
+    rule of device files. Each case holds the median of a stack's ratios, with the lower board's at 1 ms.
+    """
+    (high, high_watts), (low, low_watts) = ONE_CHIP
+    readings: dict[tuple, dict[str, list[Observations]]] = {}
+    for rows in tables:
+        if rows.device in (high, low):
+            what = "products" if rows.name in PRODUCTS else rows.name
+            readings.setdefault((what, rows.dtype, rows.source), {}).setdefault(rows.device, []).append(rows)
+    rule = clock_ratio(high_watts, low_watts)
+    cases = []
+    for (what, dtype, source), boards in sorted(readings.items()):
+        if len(boards) < len(ONE_CHIP):
+            continue
+        of_high, of_low = (_by_shape(boards[device]) for device in (high, low))
+        pairs = [(of_high[shape], of_low[shape]) for shape in of_high.keys() & of_low.keys()]
+        ratios = [one / other for one, other in pairs if other >= LONG_S]
+        for how, slower in (("as they are", 1.0), ("by the rule of power limits", rule)):
+            cases.append(
+                {
+                    "group": f"{what} {dtype}, {_short(low)} from {_short(high)}, {how}",
+                    "case": f"{source}: {len(ratios)} shapes",
+                    "role": "validate",
+                    "measured_s": 1e-3,
+                    "predicted_s": 1e-3 * slower * float(np.median(ratios)),
+                }
+            )
+    return cases
+
+
+def _short(device: str) -> str:
+    return device.removeprefix("NVIDIA_").lower()
+
+
+def _by_shape(tables: Iterable[Observations]) -> dict[tuple[int, ...], float]:
+    """The median reading of each shape, in s."""
+    found: dict[tuple[int, ...], list[float]] = {}
+    for rows in tables:
+        for shape, seconds in zip(map(tuple, rows.dims.tolist()), rows.seconds.tolist(), strict=True):
+            found.setdefault(shape, []).append(seconds)
+    return {shape: float(np.median(seconds)) for shape, seconds in found.items()}
 
 
 def _constant_s(calibration: Calibration, table: Observations) -> float:

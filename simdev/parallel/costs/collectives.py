@@ -24,7 +24,9 @@ Where the figures come from; no training run was used to choose any of them:
     :data:`LIKE` times as fast as the measured one (:data:`MEASURED_BYTES_PER_S`): the same GPUs joined by PCIe are
     priced by their links.
 ``RING_SHARE``, ``STEP_NS``, ``PCIE_STEP_NS``, ``NETWORK_STEP_NS``, ``BASE_NS``
-    Constants of NCCL's own model in ``tuning.cc``, rounded. On four A100 of which two pairs are joined by PCIe 4
+    Between the constants that NCCL's own model has for its protocols in ``tuning.cc``, where a ring step takes 0.6
+    (LL), 1.9 (LL128) or 3.4 us (simple) over NVLink and 2.7, 4.0 or 14.0 us over a network. Not modelled is that NCCL
+    takes the quickest protocol for each size. On four A100 of which two pairs are joined by PCIe 4
     (vidur, links of 25.6 GB/s as in ``a100x8-nvswitch``) they are off by 0.9 % on average above 16 MiB, by 3.2 % from
     1 MiB on, and by 17 % (too fast) from 64 KiB on. Servers without peer access can be far slower: eight L40S of
     aiconfigurator's table reach 20, 5 and 1.5 GB/s with 2, 4 and 8 ranks. Declare such links as measured.
@@ -53,12 +55,12 @@ from simdev.parallel.cluster import Cluster
 
 TABLE = Path(__file__).with_name("links.csv")
 PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0, "broadcast": 1.0}
-RING_SHARE = 0.92  # of a link's rate, that NCCL's simple protocol carries as payload (tuning.cc: 0.92)
+RING_SHARE = 0.92  # of a link's rate, that is payload (tuning.cc: 0.92 by LL128, which carries 120 of 128 bytes)
 NETWORK_SHARE = 0.85  # of an adapter's rate; est.: nccl-tests on 200 and 400 Gbit/s adapters reach 0.8 to 0.92
-STEP_NS = 600  # a ring step between accelerators of a node (tuning.cc: hardware latency of NVLink, LL128 to simple)
+STEP_NS = 600  # a ring step between accelerators of a node (tuning.cc: hardware latency of NVLink, ring, LL)
 PCIE_STEP_NS = 5_700  # the same over PCIe (tuning.cc: hardware latency of PCI, ring, simple protocol)
 PCIE_BYTES_PER_S = 64_000_000_000  # a ring below this rate is taken to run over PCIe (5.0 x16: 63 GB/s)
-NETWORK_STEP_NS = 8_000  # a step between nodes (tuning.cc: network latency, simple protocol: 14 us with its base)
+NETWORK_STEP_NS = 8_000  # a step between nodes (tuning.cc: hardware latency of NET, ring: 2.7 to 14 us by protocol)
 BASE_NS = 10_000  # begin of a collective: kernel launch and its synchronisation
 # The rate between two accelerators of the machines in the table, as shipped topologies declare it.
 MEASURED_BYTES_PER_S = {"a100": 245e9, "h100": 353e9, "h200": 353e9, "b200": 706e9, "gb200": 706e9}

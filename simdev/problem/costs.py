@@ -56,7 +56,6 @@ TF32_CLASSES = ("conv", "conv_backward")  # f32 ops that PyTorch runs in TF32 by
 
 
 @cache
-@cache
 def op_class(kind: str) -> str:
     """The cost class of an op kind: ``gemm``, ``conv``, ``elementwise`` ..."""
     kind = kind.lower()

@@ -88,12 +88,10 @@ def power_cases(tables: Iterable[Observations]) -> list[dict]:
     rule = clock_ratio(high_watts, low_watts)
     cases = []
     for (what, dtype, source), boards in sorted(readings.items()):
-        if len(boards) < len(ONE_CHIP):
-            continue
-        of_high, of_low = (_by_shape(boards[device]) for device in (high, low))
+        of_high, of_low = (_by_shape(boards.get(device, ())) for device in (high, low))
         pairs = [(of_high[shape], of_low[shape]) for shape in of_high.keys() & of_low.keys()]
         ratios = [one / other for one, other in pairs if other >= LONG_S]
-        for how, slower in (("as they are", 1.0), ("by the rule of power limits", rule)):
+        for how, slower in (("as they are", 1.0), ("by the rule of power limits", rule)) if ratios else ():
             cases.append(
                 {
                     "group": f"{what} {dtype}, {_short(low)} from {_short(high)}, {how}",

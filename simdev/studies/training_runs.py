@@ -534,7 +534,7 @@ def _expressible(row: dict, name: str) -> None:
         "its microbatch is not stated": not row["microbatch"],
         "adapters of low rank are not modelled": "LoRA" in row["model"],
         "its shape is not stated": not row["width"] and row["model"] not in SHAPES,
-        "recomputation of every n-th block is not modelled": row["software"].startswith("PyTorch FSDP, torch.compile")
+        "how many of its blocks it recomputes is not stated": row["software"].startswith("PyTorch FSDP, torch.compile")
         and row["recompute"] == "selective",
         "no framework for its software": not any(text in row["software"] for text, _ in PUBLISHED_SOFTWARE),
     }

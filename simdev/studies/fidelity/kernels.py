@@ -23,8 +23,12 @@ HOST_TIMED, HOST_S = ("EleutherAI", "LLMCompass"), 100e-6
 # A reading of OpenXLA's table is that of a timer around one kernel: it holds a constant, which its smallest products,
 # far below the judged ones, show. On H100 and B200 it is 5 us.
 KERNEL_TIMED, TINY_S, FEW = "OpenXLA", 0.5e-6, 4
-# Boards of one chip and their limits in W (datasheets of GB200 NVL72 and HGX B200). Long kernels show the limit.
-ONE_CHIP = (("NVIDIA_GB200", 1200.0), ("NVIDIA_B200", 1000.0))
+# Pairs of boards of one chip and their limits in W, by aiconfigurator's own descriptions (systems/*.yaml); the higher
+# limit first. Long kernels show the limit.
+ONE_CHIP = (
+    (("NVIDIA_GB200", 1200.0), ("NVIDIA_B200", 1000.0)),
+    (("NVIDIA_GB300", 1400.0), ("NVIDIA_B300_SXM6_AC", 1100.0)),
+)
 LONG_S = 0.5e-3
 
 
@@ -74,38 +78,37 @@ def _table_case(table: Observations) -> list[dict]:
 
 
 def power_cases(tables: Iterable[Observations]) -> list[dict]:
-    """What a higher power limit does to long kernels on matrix units, from two boards of one chip (:data:`ONE_CHIP`).
+    """What a higher power limit does to long kernels on matrix units, from boards of one chip (:data:`ONE_CHIP`).
 
     The readings of the board with the higher limit predict those of the other one: as they are, and slowed down by the
     rule of device files. Each case holds the median of a stack's ratios, with the lower board's at 1 ms.
     """
-    (high, high_watts), (low, low_watts) = ONE_CHIP
     readings: dict[tuple, dict[str, list[Observations]]] = {}
     for rows in tables:
-        if rows.device in (high, low):
-            what = "products" if rows.name in PRODUCTS else rows.name
-            readings.setdefault((what, rows.dtype, rows.source), {}).setdefault(rows.device, []).append(rows)
-    rule = clock_ratio(high_watts, low_watts)
+        what = "products" if rows.name in PRODUCTS else rows.name
+        readings.setdefault((what, rows.dtype, rows.source), {}).setdefault(rows.device, []).append(rows)
     cases = []
-    for (what, dtype, source), boards in sorted(readings.items()):
-        of_high, of_low = (_by_shape(boards.get(device, ())) for device in (high, low))
-        pairs = [(of_high[shape], of_low[shape]) for shape in of_high.keys() & of_low.keys()]
-        ratios = [one / other for one, other in pairs if other >= LONG_S]
-        for how, slower in (("as they are", 1.0), ("by the rule of power limits", rule)) if ratios else ():
-            cases.append(
-                {
-                    "group": f"{what} {dtype}, {_short(low)} from {_short(high)}, {how}",
-                    "case": f"{source}: {len(ratios)} shapes",
-                    "role": "validate",
-                    "measured_s": 1e-3,
-                    "predicted_s": 1e-3 * slower * float(np.median(ratios)),
-                }
-            )
+    for (high, high_watts), (low, low_watts) in ONE_CHIP:
+        for (what, dtype, source), boards in sorted(readings.items()):
+            of_high, of_low = (_by_shape(boards.get(device, ())) for device in (high, low))
+            pairs = [(of_high[shape], of_low[shape]) for shape in of_high.keys() & of_low.keys()]
+            ratios = [one / other for one, other in pairs if other >= LONG_S]
+            rule = clock_ratio(high_watts, low_watts)
+            for how, slower in (("as they are", 1.0), ("by the rule of power limits", rule)) if ratios else ():
+                cases.append(
+                    {
+                        "group": f"{what} {dtype}, {_short(low)} from {_short(high)}, {how}",
+                        "case": f"{source}: {len(ratios)} shapes",
+                        "role": "validate",
+                        "measured_s": 1e-3,
+                        "predicted_s": 1e-3 * slower * float(np.median(ratios)),
+                    }
+                )
     return cases
 
 
 def _short(device: str) -> str:
-    return device.removeprefix("NVIDIA_").lower()
+    return device.removeprefix("NVIDIA_").partition("_")[0].lower()
 
 
 def _by_shape(tables: Iterable[Observations]) -> dict[tuple[int, ...], float]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from simdev.errors import InvalidInput, UnknownName
 from simdev.parallel.mesh import DIGITS
+from simdev.problem.costs import calibration_of
 from simdev.problem.topology import NETWORK, DeviceKind, Topology, load_topology, split_choices
 
 
@@ -115,7 +116,7 @@ def load_cluster(text: str, *, kept: bool = False) -> Cluster:
 
     ``network_gb_per_s`` in the brackets is what a node reaches the network with (1e9 bytes/s each way), if that is not
     what its accelerators' adapters sum up to; they share it. ``oversubscription=2`` halves what each of them has while
-    all send between nodes."""
+    all send between nodes. ``watts=500`` limits the power of each accelerator."""
     name, choices = split_choices(text)
     if not name:
         raise InvalidInput("expected a cluster such as dgx-h100[nodes=8], or a topology file", source=repr(text))
@@ -134,8 +135,10 @@ def load_cluster(text: str, *, kept: bool = False) -> Cluster:
         if not nodes.isdecimal() or len(nodes) > DIGITS or not 1 <= int(nodes) <= MOST_NODES:
             raise InvalidInput(f"expected a whole number from 1 to {MOST_NODES}", source=text, field="nodes")
         cluster = replace(cluster, nodes=int(nodes))
+    if "watts" in given:
+        cluster = replace(cluster, kind=_limited(cluster.kind, given["watts"], text))
     rate: float = cluster.network_bytes_per_s
-    if not rate and set(given) - {"nodes"}:
+    if not rate and set(given) - {"nodes", "watts"}:
         raise InvalidInput("this topology has no network between nodes", source=text)
     if "network_gb_per_s" in given:
         rate = 1e9 * _positive(given["network_gb_per_s"], text, "network_gb_per_s", 1e-3) / cluster.gpus
@@ -144,16 +147,26 @@ def load_cluster(text: str, *, kept: bool = False) -> Cluster:
     return replace(cluster, network_bytes_per_s=round(rate))
 
 
-CHOICES = ("nodes", "network_gb_per_s", "oversubscription")
+CHOICES = ("nodes", "network_gb_per_s", "oversubscription", "watts")
+LEAST_POWER = 0.5  # of a board's own limit: the rule was judged at 0.79 and 0.83 (simdev.studies.fidelity.kernels)
 
 
-def _positive(value: str, source: str, field: str, least: float) -> float:
+def _limited(kind: DeviceKind, watts: str, source: str) -> DeviceKind:
+    """The accelerators of ``kind`` under a lower power limit (``nvidia-smi -pl``)."""
+    if not kind.calibrated or not calibration_of(kind).watts:
+        message = f"{kind.name} has no device file of its own chip, which says what a limit costs"
+        raise InvalidInput(message, source=source, field="watts")
+    return replace(kind, watts=_positive(watts, source, "watts", LEAST_POWER * kind.watts, kind.watts))
+
+
+def _positive(value: str, source: str, field: str, least: float, most: float = 1e6) -> float:
     try:
         number = float(value)
     except ValueError:
         number = math.nan
-    if not least <= number <= 1e6:
-        raise InvalidInput(f"expected a number from {least:g} to 1e6, got {value!r}", source=source, field=field)
+    if not least <= number <= most:
+        text = "1e6" if most == 1e6 else f"{most:g}"
+        raise InvalidInput(f"expected a number from {least:g} to {text}, got {value!r}", source=source, field=field)
     return number
 
 

@@ -20,6 +20,8 @@ from simdev.parallel.costs.collectives import (
 )
 from simdev.parallel.costs.overlap import _times, simulate_unrolled
 from simdev.parallel.framework import find_framework
+from simdev.problem.costs import CostModel
+from simdev.problem.graph import GraphBuilder
 from simdev.problem.topology import DeviceKind
 from simdev.sim import simulate
 
@@ -77,9 +79,25 @@ def test_a_cluster_with_fewer_adapters_and_an_oversubscribed_network():
         ("rails=2", "choice of a cluster"),
         ("oversubscription=0", "from 1 to"),
         ("nodes=0", "nodes"),
+        ("watts=150", "from 200 to 400"),
+        ("watts=500", "from 200 to 400"),
     ):
         with pytest.raises(SimdevError, match=message):
             load_cluster(f"dgx-a100[{text}]")
+
+
+def test_a_power_limit_slows_products_and_no_passes_over_memory():
+    b = GraphBuilder("two")
+    b.op("mm", "mm", flops=2 << 39, signature="mm(bf16[8192,8192],bf16[8192,8192])->bf16[8192,8192]")
+    b.op("add", "add", signature="add(bf16[67108864],bf16[67108864])->bf16[67108864]")
+    graph = b.build()
+    whole, limited = (
+        CostModel().op_durations(graph, load_cluster(text).kind) for text in ("dgx-h100", "dgx-h100[nodes=2,watts=500]")
+    )
+    assert limited[0] / whole[0] == pytest.approx((700 / 500) ** (1 / 3), rel=0.01) and limited[1] == whole[1]
+    assert load_cluster("l40sx8-pcie[watts=300]").kind.watts == 300  # a machine without a network
+    with pytest.raises(InvalidInput, match="no device file of its own chip"):
+        load_cluster("gb200-nvl72[watts=1000]")
 
 
 def _cluster(folder, kind: str, uplinks: list[tuple[str, str, float]]):

@@ -296,6 +296,7 @@ def test_reports_that_are_older_than_the_code_are_named():
         stale = ", ".join(f"`{name}` {made}" for name, (made, _) in sorted(older(report).items()))
         named = re.findall(rf"^\| {report.parent.name} \| (`.*) \|$", text, re.MULTILINE)
         assert named == [stale] * bool(stale), report.parent.name
+        assert " --scale full`." in report.read_text(encoding="utf-8").splitlines()[2], report.parent.name
         assert VERSIONS in report.read_text(encoding="utf-8") or report.parent.name in ("piper", "tarnawski"), (
             "which have no placers"
         )

@@ -245,7 +245,7 @@ def test_a_notebook_names_what_it_reads(tmp_path):
 
 
 def test_the_table_of_splits_agrees_with_the_report():
-    """simdev/exact/README.md had 200 s for each free split, the report on Tarnawski et al. 60: it proves no less."""
+    """simdev/exact/README.md has the best of 200 s for each free split and of the report on Tarnawski et al."""
     text = (ROOT / "simdev" / "exact" / "README.md").read_text(encoding="utf-8")
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
     named = {"BERT-24": "bert24", "BERT-3": "bert_l-3", "BERT-6": "bert_l-6"}

@@ -153,8 +153,9 @@ LEAST_POWER = 0.5  # of a board's own limit: the rule was judged at 0.79 and 0.8
 
 def _limited(kind: DeviceKind, watts: str, source: str) -> DeviceKind:
     """The accelerators of ``kind`` under a lower power limit (``nvidia-smi -pl``)."""
-    if not kind.calibrated or not calibration_of(kind).watts:
-        message = f"{kind.name} has no device file of its own chip, which says what a limit costs"
+    file = calibration_of(kind) if kind.calibrated else None
+    if file is None or not file.watts or "product bf16" not in file.own:  # power slows kernels on matrix units alone
+        message = f"{kind.name} has no device file of its own chip with products in bf16, which a limit slows down"
         raise InvalidInput(message, source=source, field="watts")
     return replace(kind, watts=_positive(watts, source, "watts", LEAST_POWER * kind.watts, kind.watts))
 

@@ -96,8 +96,9 @@ def test_a_power_limit_slows_products_and_no_passes_over_memory():
     )
     assert limited[0] / whole[0] == pytest.approx((700 / 500) ** (1 / 3), rel=0.01) and limited[1] == whole[1]
     assert load_cluster("l40sx8-pcie[watts=300]").kind.watts == 300  # a machine without a network
-    with pytest.raises(InvalidInput, match="no device file of its own chip"):
-        load_cluster("gb200-nvl72[watts=1000]")
+    for text in ("gb200-nvl72[watts=1000]", "v100x8-dgx1[watts=200]"):
+        with pytest.raises(InvalidInput, match="no device file of its own chip"):
+            load_cluster(text)
 
 
 def _cluster(folder, kind: str, uplinks: list[tuple[str, str, float]]):
